@@ -4,6 +4,7 @@
 
 import logging
 import math
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -198,6 +199,10 @@ def run(
     check_installed(config.track)
     refuse_fork(torch.get_num_threads())
     with ExitStack() as cleanup:
+        with suppress(OSError):  # the caller's working directory, also for his next run
+            here = os.open(".", os.O_RDONLY)
+            cleanup.callback(os.close, here)
+            cleanup.callback(os.fchdir, here)
         cleanup.enter_context(deterministic(config.deterministic))
         device = _device_of_run(config.device, is_resumed=resume_from is not None)
         check_torch_defaults(device)

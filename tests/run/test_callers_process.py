@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import gpurl
+from gpurl.cli.play import play_run
 from gpurl.errors import UsageError
 from tests.small_runs import ITERATION, assert_same, small_run, state_of
 
@@ -30,17 +31,18 @@ def test_an_environment_that_changes_the_working_directory_moves_no_file(
     monkeypatch.chdir(tmp_path)
     env = "tests.tiny_envs:Wanderer"
     for changes in ({"run_dir": "run"}, {"run_dir": None, "root": "all"}):
-        os.chdir(tmp_path)
         run = small_run(Path("run"), 4, env=env, save_every="1i", **changes)
         assert run.folder.is_absolute()
         assert run.outcome.unsaved == ""
         assert len(list(run.folder.glob("checkpoints/step_*"))) == 3
         assert (run.folder / "metrics.jsonl").exists()
+        assert Path.cwd() == tmp_path  # the caller's again
     # a resume continues where the run was
-    os.chdir(tmp_path)
     again = gpurl.resume("run", total_steps=6 * ITERATION)
     assert again.outcome.steps == 6 * ITERATION
     assert again.outcome.new_steps == 2 * ITERATION
+    play_run("run", 1)
+    assert (again.folder / "episode.png").exists()
     os.chdir(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["all", "elsewhere", "run"]
     assert os.listdir(tmp_path / "elsewhere") == []
