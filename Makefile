@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 train: setup
 	$(BIN)/gpurl train ppo chasing --num-envs 4096 --total-steps 100_000_000 --max-seconds 110 --eval-every 4_000_000
 
-# ruff, mypy, all tests: about 25 minutes on two cores
+# ruff, mypy, all tests: about 40 minutes on two cores
 test: setup .tritons/.installed lint
 	OMP_NUM_THREADS=1 GPURL_TRITONS=.tritons $(BIN)/python -m pytest -n 2
 
@@ -88,6 +88,8 @@ SUITE ?= short
 learn: setup
 	$(BIN)/python -m benchmarks.learning $(SUITE) $(LEARN)
 
-# removes the environments, not runs/
+# removes the environments and what tools and tests leave, not runs/ and wheels/
 clean:
 	rm -rf $(VENV) .tritons .venv-peers .venv-audit .gpu-check
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info MUJOCO_LOG.TXT
+	find gpurl envs kernels tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

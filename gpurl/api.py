@@ -4,6 +4,7 @@
 
 import logging
 import math
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,13 @@ import torch
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import check_exists, load_checkpoint
 from gpurl.checkpoints.plain_files import Json
+from gpurl.checks import check_torch_defaults
 from gpurl.discovery import is_of_session
 from gpurl.engine.determinism import deterministic
+from gpurl.engine.threads import refuse_fork
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
+from gpurl.errors import CheckpointError, EndlessEpisodeError, UsageError
 from gpurl.policy import Policy, load
 from gpurl.run.callbacks import Callback
 from gpurl.run.display import Display, counted
@@ -35,6 +38,7 @@ from gpurl.run.plot import note_references, plot_curve
 from gpurl.run.resume import resume_notes
 from gpurl.run.run_folder import (
     ENDED_FILE,
+    absolute,
     create_run_folder,
     lock_run,
     note_resume,
@@ -43,6 +47,7 @@ from gpurl.run.run_folder import (
 from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
 from gpurl.run.summary import html_summary, spread, summary
+from gpurl.run.terminal import fill_standard_streams, say
 from gpurl.run.trackers.process import Trackers
 from gpurl.run.trackers.tracker import RunCard, check_installed
 from gpurl.run.trainer import Outcome, Trainer
@@ -162,7 +167,7 @@ def _close(finished: Run, settings: Settings, instance: VecEnv | None) -> Run:
     finished.needs_env = instance is not None or is_of_session(settings.env)
     finished.needs_session = is_of_session(settings.algorithm)
     if not settings.train.quiet:
-        print(finished.summary())
+        say(finished.summary())
         show_picture(finished.folder / "learning_curve.png")
     if finished.outcome.signal_number is not None:
         signal.raise_signal(finished.outcome.signal_number)
@@ -182,16 +187,26 @@ def run(
     instead of new ones.
     """
     config = settings.train
+    fill_standard_streams()
+    # absolute: an environment may change the working directory
+    resume_from = resume_from and absolute(resume_from)
+    root, chosen = absolute(config.root), config.run_dir and str(absolute(config.run_dir))
     run_dir = Path(config.run_dir or resume_from or "")
     if resume_from is not None and run_dir.resolve() != resume_from.resolve():
         raise UsageError(
             f"a resumed run continues in its folder, {resume_from}: omit run_dir {run_dir}"
         )
     check_installed(config.track)
+    refuse_fork(torch.get_num_threads())
     with ExitStack() as cleanup:
         cleanup.enter_context(warn_once())
+        with suppress(OSError):  # the caller's working directory, also for his next run
+            here = os.open(".", os.O_RDONLY)
+            cleanup.callback(os.close, here)
+            cleanup.callback(os.fchdir, here)
         cleanup.enter_context(deterministic(config.deterministic))
         device = _device_of_run(config.device, is_resumed=resume_from is not None)
+        check_torch_defaults(device)
         # lock the folder of a resumed run before reading it: another process may be saving
         if resume_from is not None:
             cleanup.enter_context(lock_run(resume_from))
@@ -221,7 +236,7 @@ def run(
         command = command or sys.argv
         kinds = {type(each) for each in (env, *callbacks, *trainer.algorithm.modules())}
         trainer.folder = resume_from or create_run_folder(
-            Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir
+            root, settings.env, settings.algorithm, config.seed, chosen
         )
         if parts is None:
             cleanup.enter_context(lock_run(trainer.folder))
@@ -320,7 +335,7 @@ def _draw_curve(folder: Path, baseline: dict[str, float]) -> None:
         if baseline:
             note_references(folder, {"scripted policy": baseline["eval/mean_reward"]})
         plot_curve(folder)
-    except GpurlError as error:
+    except Exception as error:  # of a file, a font, a name that matplotlib cannot draw
         logging.getLogger("gpurl").warning("no learning curve: %s", error)
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 
 from gpurl.errors import UsageError, did_you_mean
 
+MAX_INTEGER = (1 << 63) - 1  # of a setting: torch takes no larger one
 Choices = dict[str, tuple[str, ...]]
 
 
@@ -67,4 +68,21 @@ def check_atoms(atoms: int, v_min: float, v_max: float) -> None:
     if atoms == 1 or v_min >= v_max:
         raise UsageError(
             f"atoms must be 0 or at least 2 and v_min below v_max, got {atoms}, {v_min} and {v_max}"
+        )
+
+
+def check_torch_defaults(device: object) -> None:
+    """UsageError if torch makes other tensors by default than a run on `device` needs."""
+    import torch
+
+    dtype, default = torch.get_default_dtype(), torch.get_default_device()
+    if dtype != torch.float32:
+        raise UsageError(
+            f"torch's default dtype is {dtype}, gpurl computes in float32: call "
+            f"torch.set_default_dtype(torch.float32) first"
+        )
+    if default.type not in ("cpu", torch.device(str(device)).type):
+        raise UsageError(
+            f"torch's default device is {default}, this is for {device}: call "
+            f"torch.set_default_device({str(device)!r}) first"
         )

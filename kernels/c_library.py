@@ -8,6 +8,7 @@ Where they cannot be built, the library records the reason and torch computes in
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -46,15 +47,14 @@ def load() -> Library:
     if compiler is None:
         return Library(None, "there is no C compiler (cc, gcc or clang)")
     try:
-        target = _cache_folder() / f"cpu_{_fingerprint(compiler)}.so"
-        if not target.is_file():
-            _build(compiler, target)
+        folder, version = _cache_folder(), _fingerprint(compiler)
+        target = _intact(folder, version) or _build(compiler, folder, version)
         return Library(ctypes.CDLL(str(target)), str(target))
     except subprocess.SubprocessError as error:
         output = getattr(error, "stderr", None) or b""
         first_line = output.decode(errors="replace").strip().splitlines()[:1]
         return Library(None, f"{compiler} failed: {first_line[0] if first_line else error}")
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         return Library(None, str(error))
 
 
@@ -98,7 +98,8 @@ def _cache_folder() -> Path:
     """The user's folder for built libraries. PermissionError if anybody else could write there,
     because the libraries in it are executed.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpurl"
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored
+    folder = (given if given.is_absolute() else Path.home() / ".cache") / "gpurl"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
@@ -136,14 +137,34 @@ def _processor() -> str:
     )
 
 
-def _build(compiler: str, target: Path) -> None:
-    """Compile into a temporary folder, then move the library into place in one step: two processes
-    may build at the same time.
+def _intact(folder: Path, version: str) -> Path | None:
+    """The library of this version whose content has the checksum in its name. Damaged ones, which
+    would compute other numbers or end the process, are removed.
     """
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
+    for path in sorted(folder.glob(f"cpu_{version}_*.so")):
+        if path.is_file() and path.name == _name(version, path.read_bytes()):
+            return path
+        logging.getLogger("gpurl").warning("%s is damaged, the C kernels are built again", path)
+        path.unlink()
+    return None
+
+
+def _name(version: str, content: bytes) -> str:
+    return f"cpu_{version}_{hashlib.sha256(content).hexdigest()[:16]}.so"
+
+
+def _build(compiler: str, parent: Path, version: str) -> Path:
+    """Compile into a temporary folder, then move the library into place in one step, once every
+    byte is on the disk: two processes may build at the same time.
+    """
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        built = Path(folder) / f"cpu_{version}.so"
         command = [compiler, *FLAGS, *map(str, _sources()), "-o", str(built), "-lm"]
         subprocess.run(  # noqa: S603 - no shell
             command, capture_output=True, check=True, timeout=BUILD_SECONDS
         )
+        target = parent / _name(version, built.read_bytes())
+        with built.open("rb") as stream:
+            os.fsync(stream.fileno())
         os.replace(built, target)
+    return target

@@ -63,6 +63,11 @@ FLOORS = {  # the first versions without the hole
         "reads run code",
     ),
     "pyyaml": ("5.4", "CVE-2020-14343: full_load runs code"),
+    "filelock": (
+        "3.20.3",
+        "CVE-2025-68146 (3.20.1) and CVE-2026-22701 (3.20.3): a lock goes through a link that "
+        "appears in time",
+    ),
     "numpy": ("1.22", "CVE-2021-34141 and others: buffer overflows"),
     "stable-baselines3": ("2.9", "GHSA-887c-mr87-cxwp comes in by its floor of torch"),
 }

@@ -7,9 +7,10 @@ import os
 import random
 import shutil
 import subprocess
+import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,14 +25,18 @@ from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint
 from gpurl.cli.convert.tensors import read_foreign, run_worker
 from gpurl.cli.convert.worker import Refused, check_archive
 from gpurl.errors import CheckpointError, GpurlError, UsageError
-from gpurl.run.plot import read_metrics
+from gpurl.run.plot import note_references, read_metrics
+from gpurl.run.records import write_record
 from gpurl.run.run_folder import create_run_folder
+from gpurl.run.trackers.process import TrackerProcess
+from gpurl.run.trackers.tracker import RunCard
 from tests.checkpoints.test_checkpoint_damage import sign
 from tests.converted import convert, forked
 from tests.hostile_files import HOSTILE, LIVE, trust
 from tests.small_runs import exit_code, small_run
 
 Words = list[str]
+CARD = RunCard("project", "name", "root", {})
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +195,208 @@ def test_a_module_in_a_strangers_run_folder_is_not_found(
     save_checkpoint(folder / "checkpoints", manifest["step"], parts)
     assert exit_code(["eval", str(folder)]) == 2
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "nest"),
+    [
+        ("isaac_gym:Ant", lambda options: options),
+        ("frame_stack:isaac_gym:Ant", lambda options: {"task_options": options}),
+    ],
+)
+def test_no_run_and_no_configuration_starts_a_program(
+    env: str, nest: Any, a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nmkdir {tmp_path / 'canary'}\n")
+    program.chmod(0o755)
+    options = nest({"python": str(program)})
+    # a run that names it
+    folder = shutil.copytree(a_run, tmp_path / "run")
+    parts, manifest = load_checkpoint(folder)
+    parts["meta"]["settings"] |= {"env": env, "env_options": options}
+    shutil.rmtree(folder / "checkpoints" / f"step_{manifest['step']:012d}")
+    save_checkpoint(folder / "checkpoints", manifest["step"], parts)
+    # a configuration that does
+    config = tmp_path / "x.yaml"
+    config.write_text(json.dumps({"algorithm": "ppo", "env": env, "env_options": options}))
+    for words in (
+        ["eval", str(folder)],
+        ["play", str(folder)],
+        ["train", "--resume", str(folder)],
+        ["train", "--config", str(config), *SMALL],
+    ):
+        assert exit_code(words) == 2
+        assert "no option python" in capsys.readouterr().err
+    assert not (tmp_path / "canary").exists()
+
+
+# ---- a stranger's run folder ----
+
+WRITTEN = ("references.json", "metrics.jsonl", "command.txt", "ended.json", "run.pid", "run.lock")
+FOLDERS = ("checkpoints", "records", "tracking", "non_finite", "videos")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_resume_writes_through_no_link_and_waits_for_no_pipe(
+    kind: str, a_run: Path, tmp_path: Path
+) -> None:
+    """Also into a run of the victim's, whose old checkpoints would be removed."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine\n")
+    for name in (*WRITTEN, "checkpoints/.lock", "checkpoints/LATEST"):
+        run = shutil.copytree(a_run, tmp_path / name.replace("/", "_"))
+        (run / name).unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(run / name)
+        else:
+            (run / name).symlink_to(victim)
+        words = ["train", "--resume", str(run), "--total-steps", "256", "--quiet"]
+        assert exit_code(words) in (0, 5), name
+        with suppress(GpurlError):
+            note_references(run, {"scripted policy": 1.0})
+        assert victim.read_text() == "mine\n", name
+
+
+def test_folders_of_a_run_are_no_links(a_run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(a_run, tmp_path / "other")
+    before = sorted(other.rglob("*"))
+    run = shutil.copytree(a_run, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to(other / "checkpoints")
+    with pytest.raises(CheckpointError, match="it is a link"):
+        save_checkpoint(run / "checkpoints", 10**6, {"model": {}}, keep=1)
+    for make in (lambda path: write_record(path), lambda path: TrackerProcess("wandb", CARD, path)):
+        run = tmp_path / f"run{len(os.listdir(tmp_path))}"
+        run.mkdir()
+        for name in FOLDERS:
+            (run / name).symlink_to(other)
+        with pytest.raises(OSError, match="it is a link"):
+            make(run)
+    assert sorted(other.rglob("*")) == before
+
+
+def test_a_page_shows_nothing_of_what_links_lead_to(a_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(a_run, tmp_path / "run")
+    secret = tmp_path / "secret"
+    secret.write_text("a secret: [1\n")
+    for name in ("command.txt", "records/0/git.diff", "config.yaml"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(secret)
+    assert exit_code(["report", str(run)]) == 0
+    assert "secret" not in (run / "report.html").read_text().replace(str(secret), "")
+
+
+# ---- sizes, numbers and lines ----
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"seed: " + b"1:" * 500_000 + b"1",  # to base 60
+        b"gamma: " + b"1:" * 300_000 + b"1.0",
+        b"seed: !!int ''",
+        b"gamma: !!float ''",
+        b"seed: !!timestamp x",
+        b"stagger: !!bool x",
+        b"? [1]\n: 2",
+        b"network: {1: 2}",
+        b"env_options: {1: 2}",
+        b"network: {0: 2}",
+        b"learning_rate: " + b"9" * 390,
+        b"seed: " + b"9" * 300,
+        b"network: {hidden: [" + b"9" * 30 + b"]}",
+        b'"\\ud800": 1',
+    ],
+    ids=range(14),
+)
+def test_a_configuration_that_no_setting_has_is_an_error_at_once(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "x.yaml").write_bytes(content)
+    began = time.monotonic()
+    assert (
+        exit_code(["train", "ppo", "pendulum", "--config", str(tmp_path / "x.yaml"), *SMALL]) == 2
+    )
+    assert capsys.readouterr().err.startswith("gpurl: ")
+    assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--seed", str(1 << 63)],
+        ["--eval-episodes", str(10**30)],
+        ["--network.hidden", str(10**30)],
+        ["--network.hidden", "1000000000", "1000000000"],
+        ["--run-dir", "a\0b"],
+        ["--root", "a\0b"],
+        ["--run-dir", "x" * 5000],
+    ],
+    ids=lambda words: " ".join(words)[:30],
+)
+def test_a_flag_that_no_run_can_have_is_an_error(
+    words: Words, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changed = {word.removeprefix("--").replace("-", "_") for word in words if word[:2] == "--"}
+    others = [word for word in SMALL if word.partition("=")[0] not in changed]
+    assert exit_code(["train", "ppo", "pendulum", *others, *words]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_json_takes_no_more_memory_than_its_limit_allows(a_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(a_run, tmp_path / "run")
+    (step,) = (run / "checkpoints").glob("step_*")
+    (step / "state.json").write_bytes(b"[" + b"[]," * (6 << 20) + b"[]]")
+    sign(step)
+    with pytest.raises(CheckpointError, match="more than 16777216 bytes"):
+        gpurl.load(run)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1, "time": "x"}',
+        '{"step": 1, "time/iterations": "x", "time/non_finite_scalars": [1]}',
+        '{"step": 1, "time/iterations": Infinity}',
+        '{"step": 1, "time": 1' + "0" * 400 + "}",
+        "a line of somebody's",
+        "[1]",
+    ],
+)
+def test_foreign_lines_in_the_log_break_no_resume(line: str, a_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(a_run, tmp_path / "run")
+    own = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(f"{line}\n{own}")
+    resume(run, total_steps=256, quiet=True)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert lines[: 1 + own.count("\n")] == [line, *own.splitlines()]
+    assert json.loads(lines[-1])["step"] == 256
+    assert json.loads(lines[-1])["time/iterations"] == 2
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("can't start new thread")], ids=["memory", "threads"]
+)
+def test_what_the_system_refuses_is_a_sentence(
+    error: Exception, capsys: pytest.CaptureFixture
+) -> None:
+    with patch("gpurl.api.evaluate_run", side_effect=error):
+        assert exit_code(["eval", "run"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.timeout(60)
+def test_lists_that_share_lists_are_counted(tmp_path: Path) -> None:
+    nested: list[Any] = []
+    for _ in range(50):
+        nested = [nested, nested]
+    torch.save({"a": torch.ones(1), "b": nested}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="holds more than"):
+        read_foreign(tmp_path / "x.pt")
 
 
 # ---- content that is absurd ----

@@ -1,11 +1,14 @@
 """Small environments whose right answers are known."""
 
+import os
+
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from gpurl.envs.torch_env import State, TorchEnv
+from gpurl.envs.vec_env import Timestep
 from gpurl.kernels.random import CounterRandom
 
 
@@ -109,3 +112,13 @@ class Walkers(TorchEnv):
     def observe(self, state: State) -> Tensor:
         x = state["x"]
         return torch.stack((x, x.mean(1, keepdim=True).expand_as(x)), dim=2)
+
+
+class Wanderer(RandomWalk):
+    """Changes the working directory in its first step of a process."""
+
+    def step(self, actions: Tensor) -> Timestep:
+        if os.path.basename(os.getcwd()) != "elsewhere":
+            os.makedirs("elsewhere", exist_ok=True)
+            os.chdir("elsewhere")
+        return super().step(actions)

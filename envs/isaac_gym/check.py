@@ -11,12 +11,12 @@ from gpurl.errors import EnvError, GpurlError
 SIZES = (4, 4, 0, 4)  # obs and action: [4, 4]
 
 
-def describe(python: str, seconds: float = 120.0) -> list[str]:
+def describe(seconds: float = 120.0) -> list[str]:
     """Two lines: versions, shared tensors. UsageError or EnvError if Isaac Gym cannot be imported
-    under `python`; seconds: limit of each call.
+    there; seconds: limit of each call.
     """
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
-    simulator = SimulatorProcess(find_python(python), gpu)
+    simulator = SimulatorProcess(find_python(), gpu)
     try:
         description = simulator.call("describe", seconds)
         if not description["sees_gpu"]:

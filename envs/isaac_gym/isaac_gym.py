@@ -1,5 +1,5 @@
 """NVIDIA's Isaac Gym: tasks of IsaacGymEnvs and legged_gym by name,
-`make_env("isaac_gym:Ant", 4096, "cuda", python=...)`.
+`make_env("isaac_gym:Ant", 4096, "cuda")`.
 
 The simulator runs in a separate process, under the Python 3.6 to 3.8 that its binaries need. Both
 processes share tensors, on a GPU by CUDA IPC, on a CPU in a memory file. The state of the simulator
@@ -31,7 +31,7 @@ PIPELINES = ("auto", "gpu", "cpu")
 
 class IsaacGym(CountingEnv):
     """`num_envs` environments of an Isaac Gym `task`, of IsaacGymEnvs or legged_gym, in a separate
-    process under `python`.
+    process under the Python that GPURL_ISAAC_GYM_PYTHON names.
 
     overrides: settings of the task, "env.episodeLength=500 env.clipActions=0.5", in hydra's syntax;
     for legged_gym those of its configuration classes. pipeline cpu simulates on the CPU.
@@ -56,7 +56,6 @@ class IsaacGym(CountingEnv):
         device: torch.device | str = "cpu",
         seed: int = 0,
         task: str = "",
-        python: str = "",  # the Python 3.6 to 3.8 that has Isaac Gym
         family: str = "auto",  # isaacgymenvs or legged_gym
         pipeline: str = "auto",  # gpu or cpu: where it simulates
         overrides: str = "",  # NAME=VALUE NAME=VALUE, settings of the task
@@ -74,7 +73,7 @@ class IsaacGym(CountingEnv):
         self.step_timeout = step_timeout
         self._check_options(target)
         check_at_least_one(num_envs=num_envs, max_episode_steps=max_episode_steps)
-        self.python = find_python(python)
+        self.python = find_python()
         self._seed = seed
         # the process, and the task in it
         gpu = None  # index of the GPU that simulates
@@ -103,14 +102,11 @@ class IsaacGym(CountingEnv):
     @classmethod
     def missing(cls) -> str:
         if not os.environ.get(PYTHON_VARIABLE):
-            return (
-                f"the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE} or by "
-                f"--env.python"
-            )
+            return f"the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE}"
         try:
-            find_python("")
+            find_python()
         except UsageError as error:
-            return f"{error}, as {PYTHON_VARIABLE} names it"
+            return str(error)
         return ""
 
     def _check_options(self, device: torch.device) -> None:

@@ -30,23 +30,23 @@ LD_PATH = "LD_LIBRARY_PATH"
 NOT_PASSED_ON = {"PYTHONHOME", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 
 
-def find_python(given: str) -> str:
-    """Path of the interpreter that Isaac Gym is installed in: `given`, or the value of
-    PYTHON_VARIABLE. UsageError if there is none.
+def find_python() -> str:
+    """Path of the interpreter that Isaac Gym is installed in, from PYTHON_VARIABLE. An option would
+    be saved with the run, and a stranger's run would start a program. UsageError if there is none.
     """
-    name = given or os.environ.get(PYTHON_VARIABLE, "")
+    name = os.environ.get(PYTHON_VARIABLE, "")
     if not name:
         raise UsageError(
-            f"isaac_gym needs the Python 3.6 to 3.8 that Isaac Gym is installed in: --env.python "
-            f"~/envs/rlgpu/bin/python, or this path in the environment variable {PYTHON_VARIABLE}"
+            f"isaac_gym needs the Python 3.6 to 3.8 that Isaac Gym is installed in: "
+            f"export {PYTHON_VARIABLE}=~/envs/rlgpu/bin/python"
         )
     path = Path(name).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
         inside = path / "bin" / "python"
         hint = f"; perhaps {inside}" if inside.is_file() else ""
         raise UsageError(
-            f"python must be the interpreter that Isaac Gym is installed in; {path} is no "
-            f"program{hint}"
+            f"{PYTHON_VARIABLE} must be the interpreter that Isaac Gym is installed in; {path} is "
+            f"no program{hint}"
         )
     return str(path.absolute())  # links are kept: a virtual environment finds its packages by them
 

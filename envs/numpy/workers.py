@@ -19,6 +19,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from gpurl.envs.numpy.spaces import Batch
@@ -103,9 +104,12 @@ def _in_worker(
     parent, and the end of another thread than the main one must not end the workers.
     """
     if os.getpid() != trainer_pid:  # Gymnasium makes one in the trainer too, for its spaces
-        # Ctrl-C in a terminal reaches all processes; only the trainer handles it
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # these reach all processes of a terminal or a job; only the trainer handles them
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # OpenMP's threads of the trainer are not in a fork, and waiting for them would never end
+        torch.set_num_threads(1)
         faulthandler.enable(crash_log, all_threads=False)
         if is_main and hasattr(libc := ctypes.CDLL(None), "prctl"):
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

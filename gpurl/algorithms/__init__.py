@@ -6,7 +6,8 @@ import gymnasium
 import torch
 from gymnasium.spaces import Discrete
 
-from gpurl.algorithms.base import Algorithm, AlgorithmConfig
+from gpurl.algorithms.base import Algorithm, AlgorithmConfig, global_stream
+from gpurl.checks import check_torch_defaults
 from gpurl.discovery import find_class, module_names
 
 NOT_ALGORITHMS = frozenset(
@@ -47,8 +48,8 @@ def make_algorithm(
 
     state_space: of what only critics see, where the environment has one.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    check_torch_defaults(device)
+    with global_stream(seed):
         kind = resolve_algorithm(name)
         if isinstance(action_space, Discrete) and "discrete_form" in vars(kind):
             kind = resolve_algorithm(kind.discrete_form)

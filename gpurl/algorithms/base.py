@@ -3,6 +3,7 @@ all of them.
 """
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,18 @@ PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, S] tensor a 
 MODE_INDEPENDENT = ("gpurl.", "torch.nn.modules.container")
 # modules that take the bytes of images, and of numbers beside them
 BYTE_READERS = (Encoder, OwnTrunks)
+
+_global_stream = threading.RLock()
+
+
+@contextmanager
+def global_stream(seed: int) -> Iterator[None]:
+    """A `with` block in which torch's global random numbers begin at `seed` and no training of
+    another thread draws any; afterwards they go on as before.
+    """
+    with _global_stream, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 class Decision(NamedTuple):

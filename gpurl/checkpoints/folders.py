@@ -25,6 +25,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from gpurl import __version__
+from gpurl.checkpoints.plain_files import make_folder, read_at_most
 from gpurl.checkpoints.run_parts import Parts, check_parts
 from gpurl.checkpoints.state_files import read_json, read_state_files, write_state_files
 from gpurl.errors import CheckpointError
@@ -78,7 +79,7 @@ def save_checkpoint(
         )
     path = folder / f"step_{step:012d}"
     with _disk_errors(path):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with FileLock(folder / ".lock", timeout=LOCK_SECONDS):
             # nobody else writes now: temporary files are of killed processes
             for stale in folder.glob(".tmp-*"):
@@ -181,9 +182,8 @@ def _steps(folder: Path) -> list[Path]:
 def _follow(pointer: Path) -> Path | None:
     """The checkpoint that the file `pointer` names, None if it does not exist."""
     name = ""
-    if pointer.is_file():
-        with suppress(OSError), pointer.open("rb") as stream:
-            name = stream.read(64).decode(errors="replace").removesuffix("\n")
+    with suppress(OSError, ValueError):
+        name = read_at_most(pointer, 64).decode(errors="replace").removesuffix("\n")
     path = pointer.with_name(name) if STEP_FOLDER.fullmatch(name) else None
     return path if path is not None and path.is_dir() else None
 
@@ -277,10 +277,13 @@ def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        existing = next(parent for parent in path.absolute().parents if parent.is_dir())
-        free = shutil.disk_usage(existing).free
+        free = ""
+        for parent in path.parents:
+            with suppress(OSError):  # it may be missing, or closed to us
+                free = f" ({shutil.disk_usage(parent).free} bytes free)"
+                break
         raise CheckpointError(
-            f"cannot save {path}: {error} ({free} bytes free); older checkpoints are unchanged"
+            f"cannot save {path}: {error}{free}; older checkpoints are unchanged"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """Files whose path or content a user gave: only regular files are opened, and at most a limit is
 read into memory.
 
-A device or a pipe has no end, and opening a pipe without a writer waits forever; writing through a
-link changes another file.
+A device or a pipe has no end, and opening a pipe without a writer waits forever; a link leads to
+another file, which would be changed or shown. Who means the file behind a link resolves it first.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ MAX_TABLE_BYTES = 64 << 20
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """`path` for reading; OSError if it does not exist or is no regular file."""
+    """`path` for reading; OSError if it does not exist, is no regular file, or a link."""
     return open(path, "rb", opener=_open)
 
 
@@ -28,6 +28,18 @@ def append_regular(path: Path, buffering: int = -1) -> BinaryIO:
     buffering: as in `open`.
     """
     return open(path, "ab", buffering, opener=_open)
+
+
+def edit_regular(path: Path) -> BinaryIO:
+    """`path` for reading and writing; OSError as `open_regular`."""
+    return open(path, "rb+", opener=_open)
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder `path` if needed; OSError if a file or a link is in its place."""
+    path.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, gpurl writes into folders only", path)
 
 
 def write_regular(path: Path, content: bytes) -> None:
@@ -56,14 +68,12 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _open(path: str, flags: int) -> int:
-    # never wait for the other end of a pipe, never write through a link
-    is_read = flags & os.O_ACCMODE == os.O_RDONLY
-    flags |= os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW)
+    # never wait for the other end of a pipe, never go through a link
     try:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP and not is_read:
-            raise OSError(errno.ELOOP, "it is a link, gpurl writes to files only", path) from None
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, not a regular file", path) from None
         raise
     # checked on the open file: the path may name another one by now
     if stat.S_ISREG(os.fstat(descriptor).st_mode):

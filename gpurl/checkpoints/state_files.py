@@ -19,7 +19,7 @@ from gpurl.errors import CheckpointError
 State = dict[str, Any]  # nested dicts, lists and tuples of Tensor, bool, int, float, str, None
 
 MAX_DEPTH = 64
-MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 16 << 20  # takes up to 30 times as much memory
 # what every version of safetensors that gpurl allows can store
 DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool}
 DTYPES |= {torch.float8_e4m3fn, torch.float8_e5m2}

@@ -174,7 +174,7 @@ def _isaac_gym() -> list[str]:
     if not os.environ.get(PYTHON_VARIABLE):
         return []
     try:
-        packages, sharing = describe("")
+        packages, sharing = describe()
     except GpurlError as error:
         return [f"Isaac Gym cannot run: {error}"]
     return [f"Isaac Gym has {packages}", f"Isaac Gym's process and this one: {sharing}"]

@@ -2,6 +2,7 @@
 printed at once.
 """
 
+import io
 import json
 import math
 import os
@@ -9,10 +10,12 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from gpurl.errors import CheckpointError, GpurlError, UsageError, did_you_mean
+from gpurl.run.terminal import fill_standard_streams, say
 
 if TYPE_CHECKING:
     from gpurl.api import Run
@@ -52,12 +55,16 @@ USAGE = """usage: gpurl COMMAND ...
 RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or num_envs=4096;
 --config FILE.yaml reads them from a file.
 Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint,
-130/143 stopped by a signal.
+129, 130, 143, 152 stopped by a signal.
 """
 
 
 def run() -> NoReturn:
     """The process of one command: ends with its exit code."""
+    fill_standard_streams()
+    for stream in (sys.stdout, sys.stderr):  # an ASCII terminal: escapes, no traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     code = main()
     # Isaac Sim ends the process when it closes, and must know the code
     if simulator := sys.modules.get("gpurl.envs.isaac_lab"):
@@ -69,8 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Python finds my_env.py in the working directory; last, so that no file there hides a library
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    with suppress(FileNotFoundError):  # it was deleted
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else 2
@@ -82,17 +90,27 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run_command(words[0], words[1:])
     except GpurlError as error:
-        print(f"gpurl: {error}", file=sys.stderr)
+        say(f"gpurl: {error}", is_error=True)
         if isinstance(error, UsageError):
             from gpurl.cli.run_modules import module_hint
 
             if hint := module_hint(words, str(error)):
-                print(hint, file=sys.stderr)
+                say(hint, is_error=True)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         return 141
+    except (MemoryError, RuntimeError) as error:
+        from gpurl.kernels.memory_errors import is_out_of_memory
+
+        if is_out_of_memory(error):
+            say(f"gpurl: memory ran out: {error or type(error).__name__}", is_error=True)
+        elif "start new thread" in str(error):
+            say(f"gpurl: {error}: the system's limit of processes (ulimit -u)", is_error=True)
+        else:
+            raise
+        return UsageError.exit_code
 
 
 def _run_command(name: str, words: list[str]) -> int:
@@ -133,7 +151,7 @@ def train(words: list[str]) -> int:
         return _train_seeds(settings, options.seeds, command, lambda: make_callbacks(names))
     finished = run(settings, options.resume, command, callbacks=make_callbacks(names))
     if not settings.train.quiet:
-        print(finished.summary())
+        say(finished.summary())
     return _exit_code(finished)
 
 
@@ -154,7 +172,7 @@ def _train_seeds(
         seeds,
         command,
         callbacks,
-        after=lambda finished: None if is_quiet else print(finished.summary(), end="\n\n"),
+        after=lambda finished: None if is_quiet else say(f"{finished.summary()}\n"),
     )
     codes = [_exit_code(one) for one in runs] + [error.exit_code for error in failed]
     # the mean needs scipy, and a return of each run: the trainings are done all the same
@@ -162,9 +180,9 @@ def _train_seeds(
         try:
             group, picture = compare_seeds(runs)
             if not is_quiet:
-                print(f"{comparison_table([group])}\npicture {picture}")
+                say(f"{comparison_table([group])}\npicture {picture}")
         except GpurlError as error:
-            print(f"no mean over seeds: {error}", file=sys.stderr)
+            say(f"no mean over seeds: {error}", is_error=True)
     return next((code for code in codes if code), 0)
 
 

@@ -30,6 +30,7 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
     chosen = choose_device(device)
     policy = load(path, str(chosen))
     settings = policy.settings
+    picture = run_of(Path(path)) / EPISODE  # before the environment can change the directory
     env = make_env(settings["env"], 1, chosen, seed, **settings["env_options"])
     signals = signals_of(env)
     agents = env.num_agents
@@ -64,7 +65,6 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
                 break
     env.close()
 
-    picture = run_of(Path(path)) / EPISODE
     obs_steps, actions, rewards = (
         torch.stack(column).numpy() for column in (observed, acted, rewarded)
     )
@@ -86,9 +86,10 @@ def film_run(
     `gpurl.film`.
     """
     check_video_path(video)
+    target = video.absolute()
     pictures = film(path, episodes, device, seed, height, speed, max_fps(video))
     try:
-        write_video(video, pictures, pictures.fps)
+        write_video(target, pictures, pictures.fps)
     finally:
         pictures.env.close()
     for episode in sorted(pictures.episodes, key=lambda each: each.number):

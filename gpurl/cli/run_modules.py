@@ -4,6 +4,7 @@ it was trained in, and not where the command is called.
 
 import shlex
 from collections.abc import Iterable
+from os.path import isfile  # False for what is no path
 from pathlib import Path
 
 from gpurl.discovery import is_importable
@@ -16,7 +17,7 @@ def module_hint(words: Iterable[str], error: str) -> str:
     here, but are in a folder around the run; "" if there is none.
     """
     sentences = []
-    for folder in [Path(word) for word in words if (Path(word) / "config.yaml").is_file()]:
+    for folder in [Path(word) for word in words if isfile(Path(word, "config.yaml"))]:
         try:
             settings = read_config(folder / "config.yaml")
         except GpurlError:

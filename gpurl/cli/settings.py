@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from gpurl.checks import MAX_INTEGER
 from gpurl.cli.env_options import options_class
 from gpurl.envs.registry import check_options, resolve_env
 from gpurl.errors import UsageError
@@ -170,7 +171,7 @@ def _parse_settings(
     flags = words[num_names:]
 
     # the values over those of the preset: of the resumed run, then of the file
-    values: Mapping[str, object] = read_config(config) if config else {}
+    values: Mapping[str, object] = read_config(config.resolve()) if config else {}
     if resume is None:
         algorithm, env = _names(names, values, command, bool(HELP & {*flags}))
     elif names:
@@ -359,7 +360,11 @@ def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | No
     def parse(words: list[str]) -> int:
         (word,) = words
         has_exponent = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", word)
-        return int(float(word)) if has_exponent and float(word).is_integer() else int(word)
+        is_whole = has_exponent and float(word).is_integer()  # not inf
+        number = int(float(word)) if is_whole else int(word)
+        if abs(number) > MAX_INTEGER:
+            raise ValueError(f"{word[:20]} is not below 2^63")
+        return number
 
     if info.type is not int:
         return None
@@ -420,7 +425,7 @@ def _refuse_set_by_weights(words: list[str], config: Path | None) -> None:
     """UsageError for a setting, among `words` or in the file `config`, that the weights decide."""
     # --no-squash decides too
     names = {_name(word.partition("=")[0]).removeprefix("no-") for word in words}
-    values: Mapping[str, object] = read_config(config) if config else {}
+    values: Mapping[str, object] = read_config(config.resolve()) if config else {}
     for name, value in values.items():
         inner = value if isinstance(value, dict) else {}
         names |= {_name(name), *(f"{_name(name)}.{_name(key)}" for key in inner)}

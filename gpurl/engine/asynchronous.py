@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, Decision, Metrics
+from gpurl.algorithms.base import Algorithm, Decision, Metrics, global_stream
 from gpurl.algorithms.ppo import PPO
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.engine.cpu_ppo import PpoInC, cpu_ppo_obstacle
@@ -280,7 +280,7 @@ class Asynchronous(Eager):
 def _same_algorithm(algorithm: PPO) -> PPO:
     """Another one of the same class, settings, spaces and seed."""
     # its first weights are not used: nobody else's random numbers change for them
-    with torch.random.fork_rng(devices=[]):
+    with global_stream(algorithm.seed):
         same = type(algorithm)(
             algorithm.config,
             algorithm.observation_space,

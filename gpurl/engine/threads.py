@@ -1,5 +1,5 @@
 """Settings of a CPU host: short waits of OpenMP's threads, memory kept by the allocator, the number
-of threads.
+of threads, which a fork lacks.
 """
 
 import ctypes
@@ -8,10 +8,13 @@ import platform
 import time
 from collections.abc import Callable
 
+from gpurl.errors import UsageError
+
 SPIN_COUNT = "5000"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 TRIALS = 5  # the fastest of them counts: other processes slow some down
 MIN_SPEEDUP = 1.05  # that twice the threads must reach
+_process_with_threads = 0  # that has trained with several threads
 MAX_MMAP_THRESHOLD = 32 << 20  # bytes, glibc's maximum
 
 
@@ -59,3 +62,19 @@ def fastest_threads(
         work()
         seconds[threads] = min(seconds[threads], time.perf_counter() - start)
     return min(counts, key=lambda threads: seconds[threads] * MIN_SPEEDUP ** counts.index(threads))
+
+
+def refuse_fork(threads: int) -> None:
+    """Note that this process trains with so many threads. UsageError in a fork of one that has: it
+    lacks OpenMP's threads, and would wait for them forever.
+    """
+    global _process_with_threads
+    if threads == 1:
+        return
+    if _process_with_threads not in (0, os.getpid()):
+        raise UsageError(
+            f"this process is a fork of one that has trained with {threads} threads, which a fork "
+            f"lacks: start it by multiprocessing.get_context('spawn'), or call "
+            f"torch.set_num_threads(1) in it first"
+        )
+    _process_with_threads = os.getpid()

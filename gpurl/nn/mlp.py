@@ -25,6 +25,7 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.stack_cpu import MAX_LAYERS, StackCpu
 from gpurl.nn.acting import Sum, activations, chain, linear, member_of, row_of, with_values
 
+MAX_WIDTH = 1 << 20  # units: no memory holds two such layers
 LAYER_NORM_EPSILON = 1e-5
 # from so many rows and up to so many members weight gradients are one product for each member
 SPLIT_ROWS, SPLIT_MEMBERS = 2048, 8
@@ -58,6 +59,8 @@ class BodyConfig:
         check_choices(self)
         if min(self.hidden, default=1) < 1:
             raise UsageError(f"hidden must be at least 1, got {self.hidden}")
+        if max(self.hidden, default=1) > MAX_WIDTH:
+            raise UsageError(f"hidden must be at most {MAX_WIDTH:,}, got {self.hidden}")
         if self.body == "mlp":
             return
         if len(set(self.hidden)) != 1:

@@ -11,6 +11,7 @@ from gpurl.errors import UsageError
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIG_VALUES = 10_000
+MAX_NUMBER_LENGTH = 400
 
 
 class _Loader(yaml.SafeLoader):
@@ -26,11 +27,22 @@ class _Loader(yaml.SafeLoader):
                 )
         super().flatten_mapping(node)
 
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """Numbers to base 60 (1:30) take hours if they are long."""
+        if len(node.value) > MAX_NUMBER_LENGTH:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a number has {len(node.value)} characters", node.start_mark
+            )
+        is_int = node.tag == "tag:yaml.org,2002:int"
+        return self.construct_yaml_int(node) if is_int else self.construct_yaml_float(node)
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes text that `_Loader` would read as a number."""
 
 
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
 # numbers with an exponent need no point and no sign
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
@@ -52,7 +64,7 @@ def read_options(words: Iterable[str]) -> dict[str, Json]:
         name, separator, text = word.partition("=")
         try:
             value = _Loader(text).get_single_data()
-        except (yaml.YAMLError, ValueError):
+        except Exception:  # as in `read_config`
             separator = ""
         if not separator or not name.isidentifier():
             raise UsageError(f"options are NAME=VALUE, got {word!r}")
@@ -69,8 +81,8 @@ def read_config(path: str | Path) -> dict[str, Json]:
         _check_size(values, MAX_CONFIG_VALUES)
     except FileNotFoundError:
         raise UsageError(f"there is no config file {path}") from None
-    except (yaml.YAMLError, ValueError, TypeError, OSError, RecursionError) as error:
-        raise UsageError(f"cannot read {path} as YAML: {error}") from None
+    except Exception as error:  # what is damaged raises errors of any type in PyYAML
+        raise UsageError(f"cannot read {path} as YAML: {error or type(error).__name__}") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise UsageError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
     return values
@@ -78,11 +90,13 @@ def read_config(path: str | Path) -> dict[str, Json]:
 
 def _check_size(value: Json, remaining: int) -> int:
     """`remaining` minus the number of values in `value`; ValueError below 0, which happens when
-    aliases name each other over and over.
+    aliases name each other over and over, and for a name that is no text.
     """
     remaining -= 1
     if remaining < 0:
         raise ValueError(f"it expands to more than {MAX_CONFIG_VALUES} values")
+    if isinstance(value, dict) and (keys := [key for key in value if type(key) is not str]):
+        raise ValueError(f"names are text, one is {keys[0]!r}")
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in items:
         remaining = _check_size(item, remaining)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpurl.run.notebook import LiveTable, display_module
 from gpurl.run.progress import Progress
-from gpurl.run.terminal import hidden_control_keys
+from gpurl.run.terminal import hidden_control_keys, say, silence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -89,7 +89,7 @@ class Display:
         elif self._is_live:
             self._safely(self._start_live)
         else:
-            self._safely(lambda: print(self._title, flush=True))
+            self._print(self._title)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -125,7 +125,7 @@ class Display:
     def note(self, text: str) -> None:
         """A line that stays, above the table."""
         if self._live is None:
-            self._safely(lambda: print(text, flush=True))
+            self._print(text)
         else:
             show = self._live.console.print
             self._safely(lambda: show(text, markup=False, highlight=False, soft_wrap=True))
@@ -133,7 +133,7 @@ class Display:
     def warn(self, text: str) -> None:
         """A line `warning: text`; on standard error if the display is quiet."""
         if self._is_quiet:
-            print(f"warning: {text}", file=sys.stderr, flush=True)
+            say(f"warning: {text}", is_error=True)
         else:
             self.note(f"warning: {text}")
 
@@ -151,14 +151,13 @@ class Display:
         except (OSError, ValueError):
             self._mute()
 
+    def _print(self, text: str) -> None:
+        if not self._muted:
+            self._muted = not say(text)
+
     def _mute(self) -> None:
         self._muted = True
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, (sys.__stdout__ or sys.stdout).fileno())
-            os.close(nowhere)
-        except (OSError, ValueError):  # a stream without a file descriptor
-            pass
+        silence(sys.__stdout__ or sys.stdout)
 
     def _start_live(self) -> None:
         from rich.console import Console
@@ -183,7 +182,7 @@ class Display:
             self._live.update(self._table(), refresh=True)
         else:
             cells = [f"{label} {text}" for label, text in self._cells().items()]
-            print(" | ".join([self._progress_text(), *cells]), flush=True)
+            self._print(" | ".join([self._progress_text(), *cells]))
 
     def _progress_text(self) -> str:
         """ "524k/1.00M steps, 52.4 %, ETA 0:00:07"; the share is of steps or of the time limit."""

@@ -49,7 +49,7 @@ def load_algorithm(
         )
         algorithm.load_state_dict(parts["model"])
         deployment = dict(meta.get("deployment", {}))  # converted policies have none
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise CheckpointError(
             f"{path}, step {manifest['step']}, is not a policy that this version can read: {error}"
         ) from None

@@ -12,10 +12,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, Json, append_regular
+from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, Json, append_regular, edit_regular
 from gpurl.run.trackers.process import Trackers
 from gpurl.run.trackers.tracker import flat
 
@@ -27,6 +28,8 @@ log = logging.getLogger("gpurl")  # not `warnings`: a filter that raises must no
 
 QUEUE_LENGTH = 4096
 CLOSE_SECONDS = 10.0  # the end of a training waits no longer for a network disk that hangs
+# what a line raises that the logger did not write
+FOREIGN = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 NON_FINITE = "time/non_finite_scalars"
 
 # Names that dashboards of other frameworks use, by style and native (Stable-Baselines3) tag; "-":
@@ -141,24 +144,26 @@ class _AppendFile:
 
 
 def _truncate_after(path: Path, step: int) -> dict[str, float]:
-    """Remove from `path` what a killed run wrote after `step`, and half a line; returns the newest
-    value of each tag in what remains.
+    """Remove from `path` what a killed run wrote after `step`, and what follows its last record;
+    returns the newest finite value of each tag in what remains. Foreign lines between records stay.
     """
     newest: dict[str, float] = {}
-    if not path.is_file() or path.is_symlink():
+    if not os.path.lexists(path):
         return newest
-    with open(path, "rb+") as file:
-        kept_bytes = 0
+    with edit_regular(path) as file:
+        kept_bytes = read_bytes = 0
         # the logger writes no line that is longer than the limit
         for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):
-            try:
-                record = json.loads(line)
-                if not line.endswith(b"\n") or record["step"] > step:
-                    break
-            except (ValueError, TypeError, KeyError, RecursionError):
+            if not line.endswith(b"\n"):
                 break
-            newest.update(record)
-            kept_bytes += len(line)
+            read_bytes += len(line)
+            with suppress(*FOREIGN):
+                record = json.loads(line)
+                if record["step"] > step:
+                    break
+                numbers = {tag: float(x) for tag, x in record.items() if isinstance(x, int | float)}
+                newest.update({tag: x for tag, x in numbers.items() if math.isfinite(x)})
+                kept_bytes = read_bytes
         file.truncate(kept_bytes)
     return newest
 

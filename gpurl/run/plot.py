@@ -33,6 +33,7 @@ Series = dict[str, Points]  # by tag
 STYLE: "dict[RcKeyType, object]" = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
+    "text.parse_math": False,  # a name with $ in it is no formula
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": "#999999",
@@ -100,7 +101,7 @@ def note_references(folder: Path, returns: dict[str, float]) -> None:
     """
     path = folder / REFERENCES
     try:
-        path.write_text(f"{json.dumps(returns)}\n", encoding="utf-8")
+        replace_file(path, f"{json.dumps(returns)}\n".encode())
     except OSError as error:
         raise GpurlError(f"cannot write {path}: {error.strerror or error}") from error
 

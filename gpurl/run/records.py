@@ -22,7 +22,7 @@ from types import FunctionType, ModuleType
 
 import torch
 
-from gpurl.checkpoints.plain_files import Json, read_at_most, write_regular
+from gpurl.checkpoints.plain_files import Json, make_folder, read_at_most, write_regular
 
 RECORDS = "records"
 SOURCES_FOLDER = "sources"
@@ -136,7 +136,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 def _next_folder(parent: Path) -> Path:
-    parent.mkdir(exist_ok=True)
+    make_folder(parent)
     number = 0
     while True:
         try:

@@ -32,6 +32,16 @@ RUN_FILES |= {ENDED_FILE, IDS_FILE, OUTPUT_FOLDER}
 EVENT_FILES = "events.out.tfevents."
 
 
+def absolute(path: str | Path) -> Path:
+    """`path` from the working directory and the home directory; UsageError if it needs one that
+    does not exist.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{path} is no absolute path, and there is none here: {error}") from error
+
+
 def create_run_folder(
     root: Path, env: str, algorithm: str, seed: int, name: str | None = None
 ) -> Path:
@@ -40,14 +50,16 @@ def create_run_folder(
     """
     try:
         if name is not None:
-            return _chosen_folder(Path(name).expanduser())
-        parent = Path(root).expanduser() / _safe_name(env) / _safe_name(algorithm)
+            return _chosen_folder(absolute(name))
+        parent = absolute(root) / _safe_name(env) / _safe_name(algorithm)
         parent.mkdir(parents=True, exist_ok=True)
         return _first_free(parent, f"{time.strftime('%Y%m%d-%H%M%S')}_{seed}")
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        place, why = getattr(error, "filename", name or root), getattr(error, "strerror", error)
         raise UsageError(
-            f"no run folder at {error.filename}: {error.strerror}; choose another place with "
-            f"--run-dir"
+            f"no run folder at {place}: {why}; choose another place with --run-dir"
         ) from error
 
 

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 
 from gpurl.checkpoints.plain_files import Json
-from gpurl.checks import Choices, Dataclass, check_choices, check_numbers
+from gpurl.checks import MAX_INTEGER, Choices, Dataclass, check_choices, check_numbers
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
 from gpurl.run.other_names import here
@@ -364,6 +364,9 @@ def _check_type(name: str, value: object, hint: object) -> object:
     # one name for a list of them: teacher=RUN
     if isinstance(value, str) and typing.get_origin(hint) is tuple:
         value = (value,)
+    for each in value if isinstance(value, tuple) else (value,):
+        if type(each) is int and abs(each) > MAX_INTEGER:
+            raise UsageError(f"{name} must be below 2^63, got a number of {each.bit_length()} bits")
     # numbers as the setting's type: total_steps=1e6, save_every: 60
     is_bool = _bool_for_number(value, hint)
     if not is_bool:

@@ -1,15 +1,51 @@
-"""The terminal that a live table is drawn in."""
+"""Standard output and error, whose failures end nothing, and the terminal that a live table is
+drawn in.
+"""
 
 import contextlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 try:
     import termios
 except ImportError:  # not a Unix
     termios = None  # type: ignore[assignment]
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null where standard input, output or error is closed: else the next file that is
+    opened gets its number, and with it what C code and child processes print.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def say(text: str, is_error: bool = False) -> bool:
+    """Print `text` on standard output or error; False where nobody can read it: a closed pipe, a
+    full disk, a lost terminal. Letters that the stream cannot encode are escaped.
+    """
+    stream = sys.stderr if is_error else sys.stdout
+    if stream is None:
+        return False
+    try:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except (OSError, ValueError):
+        silence(stream)
+        return False
+    return True
+
+
+def silence(stream: TextIO) -> None:
+    """Send it to nowhere, else Python reports the failure again at exit."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 @contextlib.contextmanager

@@ -167,7 +167,8 @@ class Trainer:
                     self._evaluate(reporter, stop, seconds)
                 # end or save
                 reason = "signal" if stop.signal_number else self._limit_reached(elapsed_before)
-                if not reason and self._save_is_due():
+                if not reason and (stop.wants_save or self._save_is_due()):
+                    stop.wants_save = False
                     self.save(reporter.display)
         # log the rest of the last interval, which a checkpoint of this step counts as not logged
         if reporter.logged_steps != self.steps:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from gpurl.algorithms.base import Metrics
+from gpurl.checkpoints.plain_files import make_folder
 from gpurl.errors import GpurlError, first_line
 from gpurl.run.callbacks import Callback, RunView
 from gpurl.run.evaluator import EVAL_SEED, Stopped
@@ -60,7 +61,7 @@ class Videos(Callback):
     def _check(self, run: RunView) -> None:
         """Make a film and look at its first picture."""
         path = run.folder / FOLDER / "step_000000000000.mp4"
-        path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         check_video_path(path)
         film = self._film(run)
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpurl.checkpoints.plain_files import write_regular
 from gpurl.errors import GpurlError, UsageError, install_extra
 
 # the encoder's words for each kind of file
@@ -47,7 +48,7 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], fps: float) -> Path:
     check_video_path(path)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix.lower()}")
     try:
-        temporary.touch()
+        write_regular(temporary, b"")
         with tempfile.TemporaryFile() as log:
             try:
                 with contextlib.closing(_Encoder(temporary, fps, log.fileno())) as encoder:

@@ -52,6 +52,11 @@ def old_python() -> str | None:
     return interpreter
 
 
+@pytest.fixture(autouse=True)
+def _named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
+
+
 PYTHONS = [sys.executable] + ([interpreter] if (interpreter := old_python()) else [])
 
 
@@ -65,7 +70,8 @@ def played(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Variant]]:
     python, variant = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(FAKE))
-        env: Any = make_env(f"isaac_gym:{variant.task}", NUM_ENVS, seed=5, python=python)
+        patch.setenv(PYTHON_VARIABLE, python)
+        env: Any = make_env(f"isaac_gym:{variant.task}", NUM_ENVS, seed=5)
         yield env, variant
         env.close()
     assert env._simulator.process.returncode == 0
@@ -144,7 +150,7 @@ def test_a_masked_reset_takes_one_step_that_is_none(played: tuple[Any, Variant])
 
 def test_tasks_with_one_clock_for_all_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
-    env: Any = make_env("isaac_gym:FakeFactory", NUM_ENVS, seed=5, python=sys.executable)
+    env: Any = make_env("isaac_gym:FakeFactory", NUM_ENVS, seed=5)
     still, limit, bonus = torch.zeros(NUM_ENVS, 1), 8, 64.0
     env.reset()
     env.stagger(torch.arange(NUM_ENVS))
@@ -167,7 +173,7 @@ def test_tasks_with_one_clock_for_all_keep_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def make_terrain(num_envs: int = NUM_ENVS) -> Any:
-    return make_env("isaac_gym:FakeTerrain", num_envs, seed=5, python=sys.executable)
+    return make_env("isaac_gym:FakeTerrain", num_envs, seed=5)
 
 
 def test_numbers_that_a_task_logs_are_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +222,6 @@ def test_a_resumed_run_keeps_the_curriculum(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
-    monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
     settings: dict[str, Any] = {"num_envs": NUM_ENVS, "horizon": 8, "minibatches": 1}
     settings |= {"eval_episodes": 0, "device": "cpu", "quiet": True}
     run = gpurl.train(
@@ -247,7 +252,7 @@ def test_what_a_task_writes_is_not_in_the_users_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.path.relpath(FAKE))
-    env: Any = make_env("isaac_gym:FakeHand", 2, python=sys.executable)
+    env: Any = make_env("isaac_gym:FakeHand", 2)
     folder = Path(f"/proc/{env._simulator.process.pid}/cwd").resolve()
     assert [file.name for file in folder.iterdir()] == ["walkers.xml"]
     env.close()
@@ -260,9 +265,7 @@ def test_one_environment_that_ends_while_its_way_to_restart_is_found_out(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
     for task, clock in (("FakeTerrain", 8), ("FakeHand", 0)):
-        env: Any = make_env(
-            f"isaac_gym:{task}", 1, python=sys.executable, overrides=f"+env.firstClock={clock}"
-        )
+        env: Any = make_env(f"isaac_gym:{task}", 1, overrides=f"+env.firstClock={clock}")
         assert (env.autoreset_mode == gymnasium.vector.AutoresetMode.SAME_STEP) == (
             task == "FakeTerrain"
         )
@@ -285,7 +288,6 @@ def test_the_contract_of_all_environments(monkeypatch: pytest.MonkeyPatch) -> No
     env: Any = make_env(
         "isaac_gym:FakeCartpole",
         4,
-        python=sys.executable,
         max_episode_steps=5,
         overrides="env.clipObservations=1.0",
     )
@@ -306,7 +308,6 @@ def test_overrides_of_legged_gym_are_attributes(monkeypatch: pytest.MonkeyPatch)
     env: Any = make_env(
         "isaac_gym:walker_rough",
         NUM_ENVS,
-        python=sys.executable,
         overrides=overrides,
         family="legged_gym",
     )

@@ -15,6 +15,7 @@ import torch
 
 from gpurl.envs import make_env
 from gpurl.envs.isaac_gym import server as isaac_gym_server
+from gpurl.envs.isaac_gym.process import PYTHON_VARIABLE
 from tests.envs.walker_oracle import FAKE
 
 ORDERED = ("reset", "restart", "set_clocks", "step")
@@ -49,7 +50,8 @@ def test_the_trainer_waits_before_it_writes_and_tells_before_it_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
-    env: Any = make_env("isaac_gym:FakeCartpole", 2, python=sys.executable)
+    monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
+    env: Any = make_env("isaac_gym:FakeCartpole", 2)
     calls: list[str] = []
     shared, original_call = env._shared, env._simulator.call
 

@@ -11,6 +11,7 @@ import torch
 import gpurl
 from gpurl.envs import make_env
 from gpurl.envs.isaac_gym.check import describe
+from gpurl.envs.isaac_gym.process import PYTHON_VARIABLE
 from tests.envs.walker_oracle import FAKE, NUM_ENVS, VARIANTS, Variant, check_episodes
 
 pytestmark = pytest.mark.gpu
@@ -19,26 +20,25 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.task)
 def test_all_that_counts_are_true_transitions(variant: Variant) -> None:
-    env = make_env(f"isaac_gym:{variant.task}", NUM_ENVS, "cuda", seed=5, python=sys.executable)
+    env = make_env(f"isaac_gym:{variant.task}", NUM_ENVS, "cuda", seed=5)
     seen = check_episodes(env, variant, env.reset()[0])
     assert min(seen["terminated"], seen["truncated"], seen["both"]) > 0
     env.close()
 
 
 def test_the_cpu_pipeline_serves_a_policy_on_the_gpu() -> None:
-    env = make_env(
-        "isaac_gym:FakeCartpole", NUM_ENVS, "cuda", python=sys.executable, pipeline="cpu"
-    )
+    env = make_env("isaac_gym:FakeCartpole", NUM_ENVS, "cuda", pipeline="cpu")
     assert check_episodes(env, VARIANTS[0], env.reset()[0])["dead"] > 0
     env.close()
 
 
 def test_doctor_tries_what_is_shared() -> None:
-    assert describe(sys.executable)[1] == "CUDA IPC works"
+    assert describe()[1] == "CUDA IPC works"
 
 
 def test_neither_side_runs_ahead_of_the_others_gpu_work() -> None:
@@ -50,7 +50,6 @@ def test_neither_side_runs_ahead_of_the_others_gpu_work() -> None:
         "isaac_gym:FakeCartpole",
         count,
         "cuda",
-        python=sys.executable,
         overrides="env.clipObservations=100000.0",
     )
     obs, _ = env.reset()

@@ -127,6 +127,75 @@ def test_a_cache_that_cannot_be_made_is_a_reason(
     assert "Not a directory" in why
 
 
+def tiny_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that answers with a library of one function, at once."""
+    (tmp_path / "x.c").write_text("int seven(void) { return 7; }\n")
+    good = tmp_path / "good.so"
+    subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "x.c", "-o", good], check=True)
+    copies = f'while [ $# -gt 1 ]; do [ "$1" = -o ] && cp {good} "$2"; shift; done'
+    compiler_that(tmp_path / "bin", copies, monkeypatch)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+
+
+@has_compiler
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])
+def test_a_damaged_library_is_built_again(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by a power failure: loaded, it would end the process or compute other numbers."""
+    tiny_library(tmp_path, monkeypatch)
+    library = Path(c_library.load().why)
+    content = library.read_bytes()
+    # another file: this process has the first one in its memory
+    library.unlink()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    library.write_bytes({"cut": content[:4096], "empty": b"", "flipped": bytes(flipped)}[damage])
+    c_library.load.cache_clear()
+    functions, why = c_library.load()
+    assert functions is not None, why
+    assert functions.seven() == 7
+    assert Path(why).read_bytes() == content
+    assert caplog.text.count("is damaged, the C kernels are built again") == 1
+    assert os.listdir(tmp_path / "gpurl") == [library.name]
+    # an intact one is not
+    c_library.load.cache_clear()
+    assert c_library.load().why == why
+    assert caplog.text.count("is damaged") == 1
+
+
+@has_compiler
+def test_a_library_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_library(tmp_path, monkeypatch)
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (done.append("fsync"), fsync(number)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("name"), replace(*paths)))
+    assert c_library.load().functions is not None
+    assert done == ["fsync", "name"]
+
+
+@has_compiler
+def test_a_relative_cache_and_a_missing_home_are_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_library(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert c_library.load().why.startswith(str(tmp_path / "home" / ".cache" / "gpurl"))
+    assert not (tmp_path / "here").exists()
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    c_library.load.cache_clear()
+    assert c_library.load() == (None, "Could not determine home directory.")
+
+
 @has_compiler
 def test_two_processes_build_at_once(tmp_path: Path) -> None:
     code = (

@@ -163,7 +163,8 @@ def flatten(
         if path in tensors:
             raise Refused(f"it has two tensors called {path!r}")
         tensors[path] = value
-    elif isinstance(value, (dict, list, tuple)):
+    # empty ones count below, as lists that share them stand for any number of values
+    elif isinstance(value, (dict, list, tuple)) and value:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for name, item in items:
             flatten(item, f"{path}.{name}" if path else str(name), tensors, skipped, depth + 1)

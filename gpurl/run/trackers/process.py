@@ -15,7 +15,13 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from gpurl.checkpoints.plain_files import Json, append_regular, read_at_most, write_regular
+from gpurl.checkpoints.plain_files import (
+    Json,
+    append_regular,
+    make_folder,
+    read_at_most,
+    write_regular,
+)
 from gpurl.errors import visible
 from gpurl.run.trackers.tracker import RunCard
 
@@ -42,7 +48,7 @@ class TrackerProcess:
         self.rescue = ""  # the command that sends what did not arrive
         self.is_done = False
         self._queue: queue.Queue[bytes | None] = queue.Queue(QUEUE_LENGTH)
-        (folder / OUTPUT_FOLDER).mkdir(exist_ok=True)
+        make_folder(folder / OUTPUT_FOLDER)
         with append_regular(folder / OUTPUT_FOLDER / f"{name}.log") as output:
             # the modules come from where this process has them, from the working directory last
             paths = [path for path in sys.path if path] + [os.getcwd()] * ("" in sys.path)
