@@ -136,6 +136,9 @@ class FrameStack(VecEnv):
     def watch_ends(self, watcher: Any) -> None:
         self.env.watch_ends(watcher)
 
+    def begin_at(self, first: int) -> None:
+        self.env.begin_at(first)
+
     def state_dict(self) -> Info:
         """{} if the environment cannot be saved."""
         state = self.env.state_dict()

@@ -132,7 +132,7 @@ def train(words: list[str]) -> int:
     if options.seeds > 1:
         return _train_seeds(settings, options.seeds, command, lambda: make_callbacks(names))
     finished = run(settings, options.resume, command, callbacks=make_callbacks(names))
-    if not settings.train.quiet:
+    if not settings.train.quiet and finished.rank == 0:
         print(finished.summary())
     return _exit_code(finished)
 

@@ -69,6 +69,9 @@ class AppendPrivilegedState(VecEnv):
     def stagger(self, clocks: Tensor) -> None:
         self.env.stagger(clocks)
 
+    def begin_at(self, first: int) -> None:
+        self.env.begin_at(first)
+
     def state_dict(self) -> dict[str, Any]:
         return self.env.state_dict()
 
