@@ -1,5 +1,5 @@
-"""Ranks that are threads of one process and exchange tensors by a list: a rank's mathematics without
-processes.
+"""Ranks that are threads of one process and exchange tensors by a list: the mathematics of ranks
+without processes.
 """
 
 import threading

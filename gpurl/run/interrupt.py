@@ -15,12 +15,13 @@ MESSAGE_IN_TABLE = b"\0337\rstopping: saves after this iteration; again ends at 
 
 class StopRequest:
     """Context manager; `signal_number` is set once a signal has arrived. Outside the main thread it
-    does nothing. is_in_table: whether a live table is on the screen.
+    does nothing. is_in_table: whether a live table is on the screen. is_silent: it says nothing.
     """
 
-    def __init__(self, is_in_table: bool = False) -> None:
+    def __init__(self, is_in_table: bool = False, is_silent: bool = False) -> None:
         self.signal_number: int | None = None
-        self._message = MESSAGE_IN_TABLE if is_in_table else MESSAGE + b"\n"
+        message = MESSAGE_IN_TABLE if is_in_table else MESSAGE + b"\n"
+        self._message = b"" if is_silent else message
         self._handlers: dict[int, signal._HANDLER] = {}
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,10 +130,15 @@ class Ranks(Alone):
                 return f"rank {failed[0]} failed: {self.store.get(f'failed/{failed[0]}').decode()}"
             if missing:
                 names = ", ".join(map(str, missing))
-                return f"rank {names} does not answer: it has ended or hangs ({first_line(error)})"
+                return f"rank {names} does not answer: it has ended or hangs ({_reason(error)})"
         except RuntimeError:
             pass  # the store is gone too
-        return f"the connection between the ranks is broken ({first_line(error)})"
+        return f"the connection between the ranks is broken ({_reason(error)})"
+
+
+def _reason(error: RuntimeError) -> str:
+    """The error's first line without the source file of gloo in front."""
+    return re.sub(r"^\[\S+\] ", "", first_line(error))
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -176,14 +182,19 @@ def folder_to_resume(resume_from: Path | None, run_dir: str | None) -> Path | No
     the one in `run_dir`, if it has come to a checkpoint.
     """
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-    if resume_from is None and run_dir is None and restarts:
-        raise UsageError(
-            f"--max-restarts {restarts} needs --run-dir FOLDER, in which a restart finds the run"
-        )
+    check_restarts(restarts, resume_from, run_dir)
     if resume_from is not None or run_dir is None or not attempt():
         return resume_from
     folder = Path(run_dir).expanduser()
     return folder if list_checkpoints(folder) else None
+
+
+def check_restarts(restarts: int, resume_from: Path | None, run_dir: str | None) -> None:
+    """UsageError if processes that start again could not know the folder of their run."""
+    if restarts and resume_from is None and run_dir is None:
+        raise UsageError(
+            f"--max-restarts {restarts} needs --run-dir FOLDER, in which a restart finds the run"
+        )
 
 
 @contextmanager

@@ -122,7 +122,10 @@ class Trainer:
         def announce() -> None:
             display.note("compiling kernels, once: the first iterations take up to a minute")
 
-        with StopRequest(display.is_live) as stop, announced_compilation(announce):
+        with (
+            StopRequest(display.is_live, not self.is_first) as stop,
+            announced_compilation(announce),
+        ):
             self.view.should_stop = lambda: stop.signal_number is not None
             try:
                 reason = self._train(reporter, stop)

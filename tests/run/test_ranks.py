@@ -1,5 +1,5 @@
-"""One agent on several processes (gloo): the run of G processes is the run of one, their checkpoints
-are continued by any number, and a rank that is missing is named.
+"""One agent on several processes (gloo): the run of G processes is the run of one, any number of
+processes continues their checkpoints, and a rank that is missing is named.
 """
 
 import json
