@@ -18,7 +18,7 @@ from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.run.display import counted
 from gpurl.run.records import RECORDS, changed_sources
 from gpurl.run.settings import Settings
-from gpurl.run.shards import of_all_ranks, of_rank
+from gpurl.run.shards import is_ring, of_all_ranks, of_rank
 from gpurl.run.trackers.tracker import flat
 
 MISFIT_ERRORS = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
@@ -49,7 +49,7 @@ def checkpoint_parts(
         },
         "replay": algorithm.replay_state(),
     }
-    return of_all_ranks(parts, engine.env.num_envs, engine.ranks)
+    return of_all_ranks(parts, algorithm)
 
 
 def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
@@ -123,10 +123,10 @@ def validate_for_resume(
     old_count = parts["meta"]["settings"]["num_envs"]
     new_count = settings.train.num_envs
     if old_count == new_count:
-        return of_rank(parts, new_count, algorithm.ranks), []
+        return of_rank(parts, algorithm), []
     # a replay buffer is laid out for its number of environments, a data set is not
     trainer = parts["trainer"]
-    loses_replay = "flags" in parts["replay"]
+    loses_replay = is_ring(parts["replay"])
     changed = {
         "env": {},
         "trainer": trainer | {"statistics": trainer["statistics"] | {"newest": torch.zeros(3, 0)}},
@@ -136,7 +136,7 @@ def validate_for_resume(
         f"{counted(new_count, 'environment')} instead of {old_count}: their episodes start anew; "
         f"weights, optimiser and normalisation continue"
     )
-    parts = of_rank(parts | changed, new_count, algorithm.ranks)
+    parts = of_rank(parts | changed, algorithm)
     return parts, [note + "; the saved replay buffer is dropped" * loses_replay]
 
 

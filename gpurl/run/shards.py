@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm
-from gpurl.algorithms.off_policy import OffPolicyConfig
+from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from gpurl.buffers.replay import joined_states, state_of_envs
 from gpurl.checkpoints.run_parts import Parts
+from gpurl.checkpoints.state_files import State
 from gpurl.errors import RankError, UsageError
 from gpurl.nn.ranks import Alone
 from gpurl.run.records import own_modules
@@ -44,10 +46,6 @@ def settings_of_rank(settings: Settings, ranks: Alone) -> Settings:
     num_envs = part_of("num_envs", settings.train.num_envs)
     config = settings.algorithm_config
     if isinstance(config, OffPolicyConfig):
-        if config.save_replay:
-            raise UsageError(
-                f"save_replay is for one process, this run has {ranks.count}: leave it out"
-            )
         config = dataclasses.replace(
             config,
             batch_size=part_of("batch_size", config.batch_size),
@@ -117,10 +115,11 @@ def bit_sum(tensor: Tensor) -> int:
 # ---- checkpoints ----
 
 
-def of_all_ranks(parts: Parts, num_envs: int, ranks: Alone) -> Parts:
+def of_all_ranks(parts: Parts, algorithm: Algorithm) -> Parts:
     """On rank 0 the parts of a checkpoint with the environments of all ranks; elsewhere they mean
-    nothing. num_envs: of this rank.
+    nothing.
     """
+    ranks, num_envs = algorithm.ranks, algorithm.num_envs
     if ranks.count == 1:
         return parts
 
@@ -128,15 +127,42 @@ def of_all_ranks(parts: Parts, num_envs: int, ranks: Alone) -> Parts:
         all_ = ranks.gather(tensor)
         return torch.cat(all_, axis) if all_ else tensor
 
-    return _with_envs(parts, num_envs, gather)
+    parts = _with_envs(parts, num_envs, gather)
+    # a replay buffer
+    if not is_ring(parts["replay"]):
+        return parts
+    assert isinstance(algorithm, OffPolicy)
+    gathered = {
+        name: ranks.gather(value) if isinstance(value, Tensor) else [value] * ranks.count
+        for name, value in parts["replay"].items()
+    }
+    if ranks.index:
+        return parts
+    states = [dict(zip(gathered, values)) for values in zip(*gathered.values())]
+    num_final = algorithm.replay.num_final(num_envs * ranks.count)
+    return parts | {"replay": joined_states(states, num_final)}
 
 
-def of_rank(parts: Parts, num_envs: int, ranks: Alone) -> Parts:
-    """The parts of a checkpoint with this rank's environments. num_envs: of all ranks, and of the
-    checkpoint.
+def is_ring(replay: State) -> bool:
+    """Whether a saved replay buffer is laid out for its environments, as a data set is not."""
+    return "flags" in replay
+
+
+def of_rank(parts: Parts, algorithm: Algorithm) -> Parts:
+    """The parts of a checkpoint of as many environments as all ranks have, with those of this
+    rank.
     """
+    ranks = algorithm.ranks
     if ranks.count == 1:
         return parts
+    num_envs = algorithm.num_envs * ranks.count
+    if is_ring(replay := parts["replay"]):
+        assert isinstance(algorithm, OffPolicy)
+        first = ranks.index * algorithm.num_envs
+        num_final = algorithm.replay.num_final(algorithm.num_envs)
+        replay = state_of_envs(replay, first, algorithm.num_envs, num_final)
+        random = algorithm.replay.random.state_dict() | {"step": replay["random"]["step"]}
+        parts = parts | {"replay": replay | {"random": random}}
     parts = _with_envs(
         parts, num_envs, lambda tensor, axis: tensor.chunk(ranks.count, axis)[ranks.index]
     )

@@ -20,15 +20,16 @@ WORDS = [
 ]
 
 
-def rank_of(process: int) -> str:
-    words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    return next(word.decode()[5:] for word in words if word.startswith(b"RANK="))
-
-
 def children(process: int) -> dict[str, int]:
     """The processes of the ranks that `process` has started, by rank."""
-    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return {rank_of(int(each)): int(each) for each in found}
+    found = {}
+    for each in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+        try:
+            words = Path(f"/proc/{each}/environ").read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
+        found |= {word[5:].decode(): int(each) for word in words if word.startswith(b"RANK=")}
+    return found
 
 
 def wait_until_saved(launcher: "subprocess.Popen[str]", run: Path, steps: int) -> int:

@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
+from gpurl.envs.pendulum import Pendulum
+from gpurl.kernels.random import CounterRandom
 from tests.forked_runs import Forks
 
+State = dict[str, Tensor]
 NUM_ENVS, HORIZON = 8, 8
 ITERATION = NUM_ENVS * HORIZON
 PPO: dict[str, Any] = {
@@ -39,6 +43,7 @@ SAC = {name: PPO[name] for name in PPO if name not in ("epochs", "minibatches", 
     "horizon": 4,
     "batch_size": 16,
     "learning_starts": 64,
+    "updates": 2,
     "replay_size": 256,
     "actor_network": {"hidden": [8]},
     "critic_network": {"hidden": [8]},
@@ -111,8 +116,10 @@ def differences(one: Any, other: Any, at: str = "") -> Iterator[tuple[str, float
             yield from differences(a, b, at)
     elif isinstance(one, torch.Tensor) and one.numel():
         assert one.shape == other.shape, at
-        largest = float((one.double() - other.double()).abs().max())
-        yield at, largest / max(1.0, float(one.double().abs().max()))
+        one, other = one.double(), other.double()
+        assert torch.equal(one.isnan(), other.isnan()), at
+        one, other = one.nan_to_num(), other.nan_to_num()
+        yield at, float((one - other).abs().max()) / max(1.0, float(one.abs().max()))
 
 
 def assert_close(run: Path, other: Path, tolerance: float = 2e-5) -> None:
@@ -146,6 +153,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "memory": {"network": {"hidden": [8], "memory": "gru", "memory_size": 4}},
     "gymnasium": {"env": "gymnasium_cpu:CartPole-v1"},
+    "nan": {"env": "tests.run.test_ranks:Spoiling", "nan": "skip", "normalize_obs": True},
 }
 
 
@@ -232,6 +240,27 @@ def test_a_run_continues_on_any_number_of_ranks(forks: Forks, tmp_path: Path) ->
     assert state_of(tmp_path / "run")["trainer"]["obs"].shape[0] == 4
 
 
+def test_a_replay_buffer_is_saved_of_all_ranks_and_shared_out(forks: Forks, tmp_path: Path) -> None:
+    """Filled by random actions it is that of one process; learning goes on from it at once."""
+    early = SAC | {"save_replay": True, "total_steps": 32}
+    for count in (1, 2):
+        place = tmp_path / f"said{count}"
+        codes = run_ranks(forks, place, count, run_dir=str(tmp_path / f"run{count}"), **early)
+        assert codes == [0] * count, said(place)
+    one, two = (state_of(tmp_path / f"run{count}")["replay"] for count in (1, 2))
+    for name in ("obs", "numbers", "flags", "final_obs", "owner", "counts"):
+        assert torch.equal(one[name], two[name]), name
+    # 2 ranks -> 1 -> 2, 32 steps of all environments in an iteration
+    for count, total in ((1, 96), (2, 128)):
+        place = tmp_path / f"later{count}"
+        codes = run_ranks(forks, place, count, path=str(tmp_path / "run2"), total_steps=total)
+        assert codes == [0] * count, said(place)
+    state = state_of(tmp_path / "run2")
+    # of the iterations that end at 64, 96 and 128 steps
+    assert int(state["training"]["num_updates"]) == 3 * SAC["updates"]
+    assert int(state["replay"]["counts"][0]) == 128 // NUM_ENVS
+
+
 # ---- failures ----
 
 
@@ -279,6 +308,18 @@ def test_an_error_of_a_rank_is_told_to_the_others(forks: Forks, tmp_path: Path) 
     assert "rank 1 of 2: environment" in broken
     assert "the third environment breaks" in broken
     assert "rank 0 of 2: rank 1 failed: EnvError" in other
+
+
+def test_nan_of_an_environment_ends_all_and_names_its_rank(forks: Forks, tmp_path: Path) -> None:
+    settings = PPO | {
+        "env": "tests.run.test_ranks:Spoiling",
+        "run_dir": str(tmp_path / "run"),
+    }
+    codes = run_ranks(forks, tmp_path / "said", 2, **settings)
+    assert 0 not in codes
+    assert "NonFiniteError: rank 1 of 2: " in (tmp_path / "said/1").read_text()
+    assert "rank 0 of 2: rank 1 failed: NonFiniteError" in (tmp_path / "said/0").read_text()
+    assert list((tmp_path / "run" / "non_finite").iterdir())
 
 
 def test_a_signal_to_one_rank_ends_and_saves_all(forks: Forks, tmp_path: Path) -> None:
@@ -350,24 +391,32 @@ def test_a_port_in_use_is_named(forks: Forks, tmp_path: Path) -> None:
     assert f"cannot meet at 127.0.0.1:{port}: the port is in use, choose another" in text
 
 
-# ---- a task whose third environment breaks ----
+# ---- tasks that go wrong ----
 
 
-def _breaking() -> type:
-    from gpurl.envs.pendulum import Pendulum
+class Breaking(Pendulum):
+    """The second rank's environments raise an error in their 20th step."""
 
-    class Breaking(Pendulum):
-        """The third environment of all has an error in its 20th step."""
+    steps = 0
 
-        steps = 0
-
-        def transition(self, state: Any, action: Any, rng: Any) -> Any:
-            self.steps += 1
-            if self.steps == 20 and self.first_env:
-                raise ValueError("the third environment breaks")
-            return super().transition(state, action, rng)
-
-    return Breaking
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        self.steps += 1
+        if self.steps == 20 and self.first_env:
+            raise ValueError("the third environment breaks")
+        return super().transition(state, action, rng)
 
 
-Breaking = _breaking()
+class Spoiling(Breaking):
+    """Environment 5 of all gives NaN in its 12th step."""
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        self.steps += 1
+        state, reward, terminated = Pendulum.transition(self, state, action, rng)
+        index = 5 - self.first_env
+        if self.steps == 12 and 0 <= index < self.num_envs:
+            reward[index] = torch.nan
+        return state, reward, terminated
