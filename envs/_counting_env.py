@@ -122,7 +122,7 @@ class CountingEnv(VecEnv):
                 f"{seed!r}"
             )
         # loaded in place, as a CUDA graph reads these tensors
-        fresh = CounterRandom(int(seed), self.num_envs, self.device)
+        fresh = CounterRandom(int(seed), self.num_envs, self.device, self.first_env)
         random.load_state_dict(fresh.state_dict())
 
     def _count(self, reward: Tensor, valid: Tensor | None = None) -> None:

@@ -359,9 +359,10 @@ class GymnasiumCpu(VecEnv):
         """Reset the wrapped environment; returns its observations. If it takes a list of seeds, it
         gets independent ones, derived from `seed`.
         """
-        seeds: Any = seed
+        seeds: Any = None if seed is None else seed + self.first_env
         if seed is not None and isinstance(self._env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
-            seeds = np.random.SeedSequence(seed).generate_state(self.num_envs).tolist()
+            of_all = np.random.SeedSequence(seed).generate_state(self.first_env + self.num_envs)
+            seeds = of_all[self.first_env :].tolist()
         try:
             batch, _ = self._env.reset(seed=seeds, options=options or None)
         except Exception as error:

@@ -214,6 +214,8 @@ class TorchVector(CountingEnv):
         mask = others.pop("reset_mask", None)
         if seed is None and self._last is None:
             seed = self._seed
+        if seed is not None:
+            seed += self.first_env
         if mask is None or self._last is None:
             batch, extras = self._call("reset", self._env.reset, seed=seed, options=others or None)
             self._new_log_terms(extras)  # of unfinished episodes: no step reports them

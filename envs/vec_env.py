@@ -86,6 +86,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
     reward_threshold: float | None = None  # return that solves the task, where one is published
     reward_shape: tuple[int, ...]  # (N,), with several agents (N, A)
     episode_length_buf: Tensor  # [N] int64 clocks, settable: staggered starts
+    first_env: int = 0  # see `begin_at`
     _watcher: Callable[[int], None] | None = None  # see `watch_ends`
     # 0-d float32 in [0, 1]: env steps done / total_steps of the training, which the trainer writes
     # in place before each iteration and each evaluation; 1 outside of a training
@@ -195,6 +196,13 @@ class VecEnv(gymnasium.vector.VectorEnv):
         Simulators that cannot do so never call it.
         """
         self._watcher = watcher
+
+    def begin_at(self, first: int) -> None:
+        """These are the environments first, first + 1, ... of a larger batch, whose others are in
+        other processes: from the next reset with a seed on they draw the random numbers that they
+        have there. Without streams by environment, add `first_env` to the seed.
+        """
+        self.first_env = first
 
     def state_dict(self) -> Info:
         """Nested dicts of tensors and plain values from which `load_state_dict` continues exactly;

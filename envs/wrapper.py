@@ -54,6 +54,9 @@ class VecEnvWrapper(VecEnv):
     def stagger(self, clocks: Tensor) -> None:
         self.env.stagger(clocks)
 
+    def begin_at(self, first: int) -> None:
+        self.env.begin_at(first)
+
     def picture(self, index: int, height: int, action: Tensor | None = None) -> np.ndarray:
         return self.env.picture(index, height, action)
 

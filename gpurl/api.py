@@ -24,9 +24,10 @@ from gpurl.engine.threads import refuse_fork
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, UsageError
+from gpurl.nn.ranks import Alone
 from gpurl.policy import Policy, load
 from gpurl.run.callbacks import Callback
-from gpurl.run.display import Display, counted
+from gpurl.run.display import Display, SilentDisplay, counted
 from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy, scripted
 from gpurl.run.given import EnvOrName, name_of_algorithm, name_of_env
 from gpurl.run.listing import note_end
@@ -35,6 +36,7 @@ from gpurl.run.notebook import show_picture
 from gpurl.run.once import warn_once
 from gpurl.run.out_of_memory import explain_out_of_memory
 from gpurl.run.plot import note_references, plot_curve
+from gpurl.run.ranks import device_of_rank, folder_to_resume, join_ranks
 from gpurl.run.resume import resume_notes
 from gpurl.run.run_folder import (
     ENDED_FILE,
@@ -46,6 +48,7 @@ from gpurl.run.run_folder import (
 )
 from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
+from gpurl.run.shards import settings_of_rank
 from gpurl.run.summary import html_summary, spread, summary
 from gpurl.run.terminal import fill_standard_streams, say
 from gpurl.run.trackers.process import Trackers
@@ -63,6 +66,7 @@ class Run:
     baseline: dict[str, float]  # evaluation of the environment's scripted policy, {} if it has none
     needs_env: bool = False  # no command can make its environment: see `gpurl.resume`
     needs_session: bool = False  # only this process knows its algorithm
+    rank: int = 0  # of the process, among those of the run: the first one reports
 
     def __repr__(self) -> str:
         values = self.outcome.evaluation
@@ -166,7 +170,7 @@ def _close(finished: Run, settings: Settings, instance: VecEnv | None) -> Run:
     # an instance may have been made with any arguments
     finished.needs_env = instance is not None or is_of_session(settings.env)
     finished.needs_session = is_of_session(settings.algorithm)
-    if not settings.train.quiet:
+    if not settings.train.quiet and finished.rank == 0:
         say(finished.summary())
         show_picture(finished.folder / "learning_curve.png")
     if finished.outcome.signal_number is not None:
@@ -204,50 +208,66 @@ def run(
             here = os.open(".", os.O_RDONLY)
             cleanup.callback(os.close, here)
             cleanup.callback(os.fchdir, here)
+        ranks = cleanup.enter_context(join_ranks(config.rank_timeout))
+        is_first = ranks.index == 0
+        if ranks.count > 1:
+            _check_for_ranks(ranks, env)
+            resume_from = folder_to_resume(resume_from, chosen)
+        settings_here = settings_of_rank(settings, ranks)
         cleanup.enter_context(deterministic(config.deterministic))
-        device = _device_of_run(config.device, is_resumed=resume_from is not None)
+        device = _device_of_run(device_of_rank(config.device, ranks), resume_from is not None)
         check_torch_defaults(device)
         # lock the folder of a resumed run before reading it: another process may be saving
-        if resume_from is not None:
+        if resume_from is not None and is_first:
             cleanup.enter_context(lock_run(resume_from))
-        memory_user = cleanup.enter_context(explain_out_of_memory(settings, device))
+        memory_user = cleanup.enter_context(explain_out_of_memory(settings_here, device))
         parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
         # set up, and undo it in the end
         cleanup.callback(torch.set_num_threads, torch.get_num_threads())
         matmul = torch.backends.cuda.matmul
         cleanup.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
-        eval_env = evaluation_env(settings, device, is_given=env is not None)
+        eval_env = None
+        if is_first:
+            eval_env = evaluation_env(settings, device, is_given=env is not None)
         if eval_env is not None:
             cleanup.callback(eval_env.close)
         if env is None:
-            env = training_env(settings, device)
+            env = training_env(settings_here, device, ranks)
             cleanup.callback(env.close)
         # the last bits of torch's sums depend on the number of threads: a resumed run keeps it
         threads = None if parts is None else parts["trainer"]["threads"]
-        if config.video_every is not None:
+        if config.video_every is not None and is_first:
             from gpurl.video.during_training import Videos
 
             callbacks = [*callbacks, Videos(settings, config.video_every)]
         trainer = make_trainer(
-            settings, device, eval_env, env, threads=threads, callbacks=callbacks
+            settings, device, eval_env, env, threads=threads, callbacks=callbacks, ranks=ranks
         )
         memory_user.engine = trainer.engine
         # begin or continue
         command = command or sys.argv
         kinds = {type(each) for each in (env, *callbacks, *trainer.algorithm.modules())}
-        trainer.folder = resume_from or create_run_folder(
-            root, settings.env, settings.algorithm, config.seed, chosen
-        )
+        if resume_from is not None:
+            trainer.folder = resume_from
+        elif is_first:
+            trainer.folder = create_run_folder(
+                root, settings.env, settings.algorithm, config.seed, chosen
+            )
+        trainer.folder = Path(ranks.of_first(str(trainer.folder)))
         if parts is None:
-            cleanup.enter_context(lock_run(trainer.folder))
-            write_run_info(trainer.folder, settings.to_dict(), command, kinds)
+            if is_first:
+                cleanup.enter_context(lock_run(trainer.folder))
+                write_run_info(trainer.folder, settings.to_dict(), command, kinds)
             trainer.start()
         else:
             trainer.restore(parts)
-            record = note_resume(trainer.folder, settings.to_dict(), command, kinds)
-            before = parts["meta"]["settings"]
-            trainer.engine.notes[:0] = resume_notes(before, settings, trainer.steps, record)
+            if is_first:
+                record = note_resume(trainer.folder, settings.to_dict(), command, kinds)
+                before = parts["meta"]["settings"]
+                trainer.engine.notes[:0] = resume_notes(before, settings, trainer.steps, record)
         # train, then compare with the scripted policy and draw the curve
+        if not is_first:
+            return Run(trainer.folder, _run_silently(trainer), {}, rank=ranks.index)
         outcome = _run_logged(trainer, is_resumed=parts is not None)
         baseline = {} if eval_env is None else _scripted_baseline(outcome, eval_env, config)
         _draw_curve(trainer.folder, baseline)
@@ -263,6 +283,20 @@ def _device_of_run(name: str, is_resumed: bool) -> torch.device:
         raise UsageError(
             f"{error}; the run was trained on it, --device auto continues it here"
         ) from None
+
+
+def _check_for_ranks(ranks: Alone, env: VecEnv | None) -> None:
+    """UsageError for what only one process can do."""
+    if env is not None:
+        raise UsageError(
+            f"an environment that exists is one process', this run has {ranks.count}: give its "
+            f"name, so that each makes its own"
+        )
+
+
+def _run_silently(trainer: Trainer) -> Outcome:
+    """Train on a rank that writes nothing."""
+    return trainer.run(None, SilentDisplay("", None, quiet=True))
 
 
 def _run_logged(trainer: Trainer, is_resumed: bool) -> Outcome:
@@ -281,6 +315,8 @@ def _run_logged(trainer: Trainer, is_resumed: bool) -> Outcome:
             logger.hyper_parameters(settings.to_dict())
         environments = counted(config.num_envs, "environment")
         title = f"{settings.algorithm} on {settings.env}, {environments}, {device}"
+        if trainer.ranks.count > 1:
+            title += f", {trainer.ranks.count} processes"
         if device.type == "cpu":
             title += f", {counted(torch.get_num_threads(), 'thread')}"
         total_steps = trainer.steps + trainer.remaining_steps()

@@ -60,6 +60,12 @@ class CheckpointError(GpurlError):
     exit_code = 5
 
 
+class RankError(GpurlError):
+    """Another process of the run has ended, hangs, or runs other code or settings."""
+
+    exit_code = 6
+
+
 def visible(text: str, lines: bool = False) -> str:
     """`text` with escapes for characters that a terminal would execute or not show; lines: keep
     line ends.

@@ -35,18 +35,42 @@ def update_moments_reference(
     running: RunningMoments, epsilon: float, x: Tensor, valid: Tensor | None = None
 ) -> None:
     """The specification; arguments as in `update_moments`."""
-    mean, variance, count, shift, inv_std = running
-    # moments of the batch
+    merge_moments(running, epsilon, *batch_moments(x, valid))
+
+
+def batch_moments(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(number of rows, 0-d; mean [D]; population variance [D]), float64, of the rows of x [B, D]
+    where valid [B] bool (None: all).
+    """
     if valid is None:
-        number = torch.full_like(count, x.shape[0])
-        batch_variance, batch_mean = torch.var_mean(x.double(), dim=0, correction=0)
-    else:
-        rows = torch.where(valid.unsqueeze(1), x.double(), 0.0)
-        number = valid.sum().double()
-        batch_mean = rows.sum(0) / number.clamp(min=1)
-        deviation = torch.where(valid.unsqueeze(1), rows - batch_mean, 0.0)
-        batch_variance = deviation.square().sum(0) / number.clamp(min=1)
-    # merged with the running ones
+        variance, mean = torch.var_mean(x.double(), dim=0, correction=0)
+        return mean.new_full((), x.shape[0]), mean, variance
+    rows = torch.where(valid.unsqueeze(1), x.double(), 0.0)
+    number = valid.sum().double()
+    mean = rows.sum(0) / number.clamp(min=1)
+    deviation = torch.where(valid.unsqueeze(1), rows - mean, 0.0)
+    return number, mean, deviation.square().sum(0) / number.clamp(min=1)
+
+
+def pooled_moments(number: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(number [...], mean [...], variance [...]) of all rows of G batches together: the merge above
+    for G batches at once. number, mean, variance: [G, ...]; a batch without rows counts nothing.
+    """
+    total = number.sum(0)
+    share = number / total.clamp(min=1)
+    pooled = (share * mean).sum(0)
+    return total, pooled, (share * (variance + (mean - pooled).square())).sum(0)
+
+
+def merge_moments(
+    running: RunningMoments,
+    epsilon: float,
+    number: Tensor,
+    batch_mean: Tensor,
+    batch_variance: Tensor,
+) -> None:
+    """Merge a batch of `number` rows, 0-d, with these moments [D] into `running`, in place."""
+    mean, variance, count, shift, inv_std = running
     total = (count + number).clamp(min=1)
     difference = batch_mean - mean
     merged = (

@@ -59,12 +59,13 @@ def _mix13_(z: Tensor) -> Tensor:
 
 
 def stream_constants(
-    seed: int, num_streams: int, device: torch.device | str = "cpu"
+    seed: int, num_streams: int, device: torch.device | str = "cpu", first: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(key [N], gamma [N]) int64 of the streams of `seed`; stream e does not depend on the number
-    of streams.
+    """(key [N], gamma [N]) int64 of the streams first, first + 1, ... of `seed`; stream e does not
+    depend on the number of streams.
     """
-    index = torch.arange(1, 2 * num_streams + 1, dtype=torch.int64, device=device)
+    end = first + num_streams
+    index = torch.arange(2 * first + 1, 2 * end + 1, dtype=torch.int64, device=device)
     root = _mix13_(torch.full((1,), seed, dtype=torch.int64, device=device) + GOLDEN)
     mixed = _mix13_(index * GOLDEN + root)
     return mixed[0::2].contiguous(), mixed[1::2] | 1
@@ -295,10 +296,14 @@ class CounterRandom:
     `shape` is that of one environment: `uniform(0.0, 1.0, (2,))` is [N, 2], `normal()` is [N].
     """
 
-    def __init__(self, seed: int, num_streams: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, seed: int, num_streams: int, device: torch.device | str = "cpu", first: int = 0
+    ) -> None:
+        """first: the number of the first stream, of a part of a larger batch."""
+        self.seed = seed
         self.num_envs = num_streams
         self.device = torch.device(device)
-        self.key, self.gamma = stream_constants(seed, num_streams, device)
+        self.key, self.gamma = stream_constants(seed, num_streams, device, first)
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self.offset = 0
         # the step is counted here where the host may know it, else in `_step`
@@ -315,6 +320,13 @@ class CounterRandom:
     def streams(self) -> RandomStreams:
         """The streams at this step, as kernels take them."""
         return RandomStreams(self.key, self.gamma, self.step)
+
+    def begin_at(self, first: int) -> None:
+        """Become the streams first, first + 1, ... of the seed, in place."""
+        key, gamma = stream_constants(self.seed, self.num_envs, self.device, first)
+        self.key.copy_(key)
+        self.gamma.copy_(gamma)
+        self._ahead.clear()
 
     def subset(self, index: Tensor) -> "CounterRandom":
         """The streams `index` [M] at the same step. They draw the numbers that they draw in the

@@ -38,13 +38,19 @@ def play(
     words: list[str] | None = None,
     stop_after: int | None = None,
     stop_signal: int = signal.SIGTERM,
+    environment: dict[str, str] | None = None,
+    python_path: str | None = None,
     **settings: Any,
 ) -> int:
     """What `gpurl WORDS` ends with, or 0 after gpurl.train(**settings), gpurl.resume(**settings); a
     signal comes after so many iterations.
 
-    Without words nothing is parsed, which takes as long as such a run.
+    Without words nothing is parsed, which takes as long as such a run. environment: variables that
+    the process gets. python_path: a folder of modules.
     """
+    if python_path is not None:
+        sys.path.insert(0, python_path)
+    os.environ.update(environment or {})
     if stop_after is not None:
         iterate, left = Trainer.iterate, iter(range(stop_after - 1, -1, -1))
 

@@ -177,6 +177,8 @@ class IsaacGym(CountingEnv):
         if not self._has_started or mask is None or self._has_to_reset_all(mask):
             if seed is None and not self._has_started:
                 seed = self._seed
+            if seed is not None:
+                seed += self.first_env
             self._send("reset", {}, self.start_timeout, seed=seed)
             self._steps.restart(self._returned())
             self._restart_clocks()

@@ -24,12 +24,14 @@ from gpurl.errors import UsageError
 from gpurl.kernels.pack_rows import Column
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.acting import Actor
+from gpurl.nn.batch_norm import BatchNorm
 from gpurl.nn.encoders import Encoder, EncoderConfig, choose_encoders, reads_images
 from gpurl.nn.mlp import set_dtype
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.own_network import OwnTrunks
 from gpurl.nn.parts import Part, describe, state_tensors
+from gpurl.nn.ranks import ALONE, Alone
 
 Metrics = dict[str, Tensor]  # name in the log -> value
 PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, S] tensor a memory
@@ -121,8 +123,14 @@ class Algorithm(ABC, nn.Module):
     values_final_obs: ClassVar[bool] = False
     # whether images are flattened into rows where no network of this algorithm reads them
     flattens_images: ClassVar[bool] = True
-    # transitions in the replay buffer before the first `learn`
+    # whether several processes can train it, one agent on all of them: see `join`
+    takes_ranks: ClassVar[bool] = True
+    # of `random_streams`, those whose numbers are the same on all ranks
+    common_streams: ClassVar[frozenset[str]] = frozenset()
+    # transitions in the replay buffer of all ranks before the first `learn`
     learning_starts: int = 0
+    # the processes that train this agent
+    ranks: Alone = ALONE
     # the task's mirror, where the settings name one and the algorithm uses it
     symmetry: Symmetry | None = None
     config: AlgorithmConfig
@@ -195,6 +203,32 @@ class Algorithm(ABC, nn.Module):
     @abstractmethod
     def make_training(self) -> None:
         """Set random streams and scalars. Checkpoints hold the streams in `random_streams`."""
+
+    def join(self, ranks: Alone) -> None:
+        """Train with other processes, each with environments of its own: average gradients, merge
+        normalisers, and draw the random numbers that these environments have in one process.
+        UsageError for what ranks cannot share.
+        """
+        if obstacle := self.ranks_obstacle():
+            raise UsageError(f"{self.label} is trained by one process: {obstacle}")
+        self.ranks = ranks
+        for optimizer in self.optimizers.values():
+            optimizer.reduce = ranks.reduce  # type: ignore[method-assign]
+        for module in self.modules():
+            if isinstance(module, Normalizer):
+                module.ranks = ranks
+        for name, stream in self.random_streams.items():
+            if name not in self.common_streams:
+                stream.begin_at(ranks.index * stream.num_envs)
+
+    def ranks_obstacle(self) -> str:
+        """Why several processes cannot train it, or ""."""
+        if not self.takes_ranks:
+            return "it learns from what one process alone knows"
+        for module in self.modules():
+            if isinstance(module, BatchNorm | torch.nn.modules.batchnorm._BatchNorm):
+                return f"{type(module).__name__} takes its statistics from the rows of one batch"
+        return ""
 
     def set_symmetry(self, mirror: Mirror, name: str) -> None:
         """Use the task's `mirror`, which the settings call `name`. UsageError if it is none, or if

@@ -115,6 +115,7 @@ class BC(OffPolicy):
     """
 
     config: BCConfig
+    takes_ranks = False
     # in a tuple, so that they are no submodules and their weights are in no checkpoint
     _teachers: tuple["Teacher", ...] = ()
 

@@ -15,6 +15,7 @@ from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.nn.acting import Actor, chain
+from gpurl.nn.ranks import Alone
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class DDPG(OffPolicyActorCritic):
             self.num_actions,
             self.device,
         )
+
+    def join(self, ranks: Alone) -> None:
+        super().join(ranks)
+        self.noise.join(ranks)
 
     def actor_outputs(self) -> int:
         return self.num_actions

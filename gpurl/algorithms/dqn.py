@@ -30,6 +30,7 @@ from gpurl.nn.mlp import Sequential
 from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.parts import Part
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
+from gpurl.nn.ranks import Alone
 
 # of Ape-X (Horgan et al. 2018, section 4): epsilon_i = 0.4 ** (1 + 7 i / (N - 1))
 LADDER_BASE, LADDER_POWER = 0.4, 7.0
@@ -89,6 +90,11 @@ class DQNConfig(EpsilonGreedyConfig, CriticConfig):
             )
 
 
+def ladder(num_envs: int) -> Tensor:
+    """[num_envs] the epsilon of each environment under `epsilon_ladder`."""
+    return LADDER_BASE ** (1.0 + LADDER_POWER * torch.linspace(0.0, 1.0, num_envs))
+
+
 class DQN(OffPolicy):
     """Action values of a Discrete space. A subclass may have several agents, see `mix`."""
 
@@ -110,10 +116,15 @@ class DQN(OffPolicy):
         self.target = make_q_network(*sizes, config.network, space)
         epsilon = torch.tensor(config.epsilon_end)
         if config.epsilon_ladder:
-            step = torch.linspace(0.0, 1.0, self.num_envs)
-            epsilon = LADDER_BASE ** (1.0 + LADDER_POWER * step)
+            epsilon = ladder(self.num_envs)
         self.register_buffer("support", config.make_support(), persistent=False)
         self.register_buffer("epsilon", epsilon, persistent=False)
+
+    def join(self, ranks: Alone) -> None:
+        super().join(ranks)
+        if self.config.epsilon_ladder:
+            of_all = ladder(self.num_envs * ranks.count)
+            self.epsilon.copy_(of_all.chunk(ranks.count)[ranks.index])
 
     def read_space(self) -> int:
         """The number of actions; UsageError for a space that has none."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gpurl.algorithms.base import PolicyState
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.ranks import Alone
 
 KINDS = ("gaussian", "ladder", "episode", "ornstein_uhlenbeck")
 # of the Ornstein-Uhlenbeck process: Lillicrap et al. 2016, section 7; the usual time step
@@ -68,6 +69,12 @@ class ActionNoise:
         self.num_actions = num_actions
         self.device = device
         self.ladder = torch.linspace(*std_range, num_envs, device=device).unsqueeze(1)
+
+    def join(self, ranks: Alone) -> None:
+        """These are some of the environments of all ranks, and the ladder is that of all."""
+        num_envs = len(self.ladder)
+        of_all = torch.linspace(*self.std_range, num_envs * ranks.count, device=self.device)
+        self.ladder = of_all.chunk(ranks.count)[ranks.index].unsqueeze(1)
 
     def initial_policy_state(self, num_envs: int) -> PolicyState:
         """What lasts through an episode: the process [N, A] or the standard deviation [N, 1]; zeros

@@ -97,6 +97,7 @@ class FlashSAC(SAC):
     """
 
     config: FlashSACConfig
+    takes_ranks = False
     span_cdf: Tensor  # [noise_span], see `zeta_cdf`
     # layer.py there, NormalTanhPolicy: `LogStdLimits` keeps the outputs within
     log_std_limits = (-10.0, 2.0)

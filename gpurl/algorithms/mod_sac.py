@@ -47,6 +47,7 @@ class ModSAC(SAC):
     """
 
     config: ModSACConfig
+    takes_ranks = False
     has_target_actor = True
     log_temperature_limits = (-16.0, 2.0)
     loss_mean: Tensor  # 0-d

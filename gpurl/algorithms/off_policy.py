@@ -128,6 +128,7 @@ class OffPolicy(Algorithm):
     """
 
     config: OffPolicyConfig
+    common_streams = frozenset({"choice"})
     # set by `make_buffer`: a policy that does not train needs none, nor a student with a memory
     replay: Replay
 
@@ -144,6 +145,11 @@ class OffPolicy(Algorithm):
             "choice": self.choice_random,
         }
         self.is_random = False  # whether actions are random; `schedule` sets it
+
+    def ranks_obstacle(self) -> str:
+        if self.config.prioritized:
+            return "prioritized draws by the priorities of the whole replay buffer, leave it out"
+        return super().ranks_obstacle()
 
     def set_symmetry(self, mirror: Mirror, name: str) -> None:
         self.refuse_mirrored_images(name)
@@ -267,6 +273,7 @@ class OffPolicy(Algorithm):
             )
         else:
             self.replay = Replay(*arguments)
+        self.replay.random.begin_at(self.ranks.index)
         return RolloutBuffer(config.horizon, self.device)
 
     def mark_episode_break(self, mask: Tensor | None = None) -> None:

@@ -14,6 +14,7 @@ from gpurl.checks import Choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.ranks import Alone
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class OnPolicy(Algorithm):
             self.config.minibatches, self.normalizes_minibatches, order_random
         )
         self.random_streams = {"action": self.action_random, "order": order_random}
+
+    def join(self, ranks: Alone) -> None:
+        super().join(ranks)
+        self.minibatches.ranks = ranks
 
     # ---- recording ----
 

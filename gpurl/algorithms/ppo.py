@@ -20,6 +20,7 @@ from gpurl.checks import Choices, check_numbers
 from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
+from gpurl.kernels.moments import pooled_moments
 from gpurl.kernels.pack_rows import Column, Standardized, scaled
 from gpurl.kernels.ppo_loss import METRICS
 from gpurl.kernels.vtrace import vtrace
@@ -439,7 +440,7 @@ class PPO(OnPolicy):
             "returns": returns,
         }
         if config.normalize_advantage == "batch":
-            columns["advantage"] = Standardized(advantage, moments)
+            columns["advantage"] = Standardized(advantage, self._moments_of_ranks(moments))
         if self.value_normalizer is not None:
             columns["value"] = self.value_normalizer.scaled(buffer["value"])
             columns["returns"] = self.value_normalizer.scaled(returns)
@@ -450,6 +451,14 @@ class PPO(OnPolicy):
         if valid is not None:
             columns["valid"] = valid
         return metrics | self._rows(columns, buffer)
+
+    def _moments_of_ranks(self, moments: Tensor) -> Tensor:
+        """[3] mean, population variance and count over all ranks, of those over this one."""
+        if self.ranks.count == 1:
+            return moments
+        means, variances, counts = self.ranks.stack(moments).unbind(1)
+        count, mean, variance = pooled_moments(counts, means, variances)
+        return torch.stack((mean, variance, count))
 
     def _mirrored(self, obs: Tensor, action: Tensor) -> dict[str, Tensor]:
         """The columns [T, N, ...] of mirrored steps that updates need; also measures the symmetry
@@ -595,7 +604,8 @@ class PPO(OnPolicy):
         if steps_before is not None and not self.warms_critic:
             if "approx_kl" not in means:
                 raise UsageError(f"schedule kl needs a metric approx_kl of {self.label}.loss")
-            self._adapt_learning_rate(means["approx_kl"], self.optimizer.state.step > steps_before)
+            kl = self.ranks.average(means["approx_kl"])
+            self._adapt_learning_rate(kl, self.optimizer.state.step > steps_before)
         if isinstance(self.head, Gaussian):
             self.head.clamp_log_std_()
         self.num_updates += 1

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpurl.kernels.moments import pooled_moments
 from gpurl.kernels.pack_rows import Column, pack_rows, unscaled
 from gpurl.kernels.permutation import gather_rows, permutation
 from gpurl.kernels.random import CounterRandom, RandomStreams
+from gpurl.nn.ranks import ALONE, Alone
 
 ALIGNMENT = 4  # floats: a row begins at 16 bytes
 FLOAT_BYTES = 4
@@ -111,7 +113,12 @@ class Minibatches:
     """Splits a rollout into `count` minibatches per epoch.
 
     normalizes: normalise the advantage in each minibatch. random: one stream.
+
+    Of several ranks, each splits its own rollout: a minibatch of all is what the ranks take at the
+    same time.
     """
+
+    ranks: Alone = ALONE
 
     def __init__(self, count: int, normalizes: bool, random: CounterRandom) -> None:
         self.count = count
@@ -156,21 +163,31 @@ class Minibatches:
             yield minibatch
 
     def _weigh(self, columns: dict[str, Tensor], dims: tuple[int, ...]) -> None:
-        """Replace "valid" by "weight", whose sum over `dims` is 1, and normalise the advantages
-        over `dims` if `normalizes`.
+        """Replace "valid" by "weight", whose sum over `dims` is 1, on average over ranks, and
+        normalise the advantages over `dims` of all ranks if `normalizes`.
         """
         # rows that are no transitions weigh nothing
-        weight: Tensor | None = None
+        share: Tensor | None = None  # of each row in the mean over this rank's
+        number: Tensor | None = None  # of valid rows
         if "valid" in columns:
             valid = columns.pop("valid").float()
-            weight = valid.div_(valid.sum(dims, keepdim=True).clamp_(min=1.0))
-            columns["weight"] = weight
+            number = valid.sum(dims, keepdim=True)
+            share = valid.div_(number.clamp(min=1.0))
+            columns["weight"] = share
+            if self.ranks.count > 1:
+                # every row of all ranks weighs the same: a rank with fewer of them weighs less
+                mean_number = self.ranks.average(number)
+                columns["weight"] = share * (number / mean_number.clamp(min=1.0 / self.ranks.count))
         # to weighted mean 0 and variance 1
         if self.normalizes:
             advantage = columns["advantage"]
-            if weight is None:
+            if share is None:
                 variance, mean = torch.var_mean(advantage, dims, correction=0, keepdim=True)
             else:
-                mean = (advantage * weight).sum(dims, keepdim=True)
-                variance = ((advantage - mean).square() * weight).sum(dims, keepdim=True)
+                mean = (advantage * share).sum(dims, keepdim=True)
+                variance = ((advantage - mean).square() * share).sum(dims, keepdim=True)
+            if self.ranks.count > 1:
+                numbers = torch.ones_like(mean) if number is None else number
+                of_ranks = self.ranks.stack(torch.stack((numbers, mean, variance)))
+                _, mean, variance = pooled_moments(*of_ranks.unbind(1))
             advantage.sub_(mean).div_(variance.sqrt() + 1e-8)

@@ -3,6 +3,7 @@ ring itself is `gpurl.kernels.replay`.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from gpurl.buffers.minibatches import PackedRows
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.replay import (
+    DONE,
     Batch,
     Block,
     new_ring,
@@ -23,6 +25,7 @@ from gpurl.kernels.replay import (
 )
 from gpurl.memory import available_bytes, in_gib
 
+COLUMNS = ("obs", "numbers", "flags", "slot")  # of a step: [T, N, ...]
 State = dict[str, Any]  # tensors, and nested states, for a checkpoint
 MEMORY_FRACTION = 0.9  # of the free memory, for the replay_size that an error suggests
 
@@ -61,7 +64,8 @@ class Replay:
         assert self.rows.places["reward"] == 0, "the ring takes the first column for the reward"
         # memory is checked before it is taken
         kind = obs_dtype if obs_dtype == torch.uint8 else getattr(torch, storage)
-        num_final = max(math.ceil(final_obs_fraction * self.num_rows * num_envs), 1)
+        self.final_obs_fraction = final_obs_fraction
+        num_final = self.num_final(num_envs)
         shape = num_envs, math.prod(obs_shape) // frames, self.rows.width, num_final, kind
         self.bytes = ring_bytes(self.num_rows, *shape) + self.extra_bytes * self.num_rows * num_envs
         self._check_memory(storage if kind != torch.uint8 else "uint8")
@@ -69,6 +73,10 @@ class Replay:
         self.ring = new_ring(self.num_rows, *shape, device)
         self.random = CounterRandom(seed, 1, device)
         self._reused: dict[int, Batch] = {}
+
+    def num_final(self, num_envs: int) -> int:
+        """Final observations that a buffer of so many environments stores."""
+        return max(math.ceil(self.final_obs_fraction * self.num_rows * num_envs), 1)
 
     def _check_memory(self, storage: str) -> None:
         """UsageError before the device runs out of memory."""
@@ -142,7 +150,7 @@ class Replay:
         """The ring without rows that were never written, and the random stream."""
         stored = min(int(self.ring.counts[0]), self.num_rows)
         tensors = self.ring._asdict()
-        rows = {name: tensors[name][:stored] for name in ("obs", "numbers", "flags", "slot")}
+        rows = {name: tensors[name][:stored] for name in COLUMNS}
         return {**tensors, **rows, "random": self.random.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
@@ -180,3 +188,75 @@ class Replay:
         """[min(steps, T)] int64: the rows that the next steps are written to."""
         steps = min(steps, self.num_rows)
         return (self.ring.counts[0] + torch.arange(steps, device=self.device)) % self.num_rows
+
+
+# ---- states of several ranks ----
+
+
+def joined_states(states: Sequence[State], num_final: int) -> State:
+    """The state of one buffer with the environments of several, which have written the same steps.
+    num_final: final observations that it stores; of more, the newest are kept.
+    """
+    num_envs = states[0]["flags"].shape[1]
+    columns = {name: torch.cat([each[name] for each in states], 1) for name in COLUMNS}
+    newest = torch.cat([each["final_obs"][-num_envs:] for each in states])
+    ends = [_known_ends(each) for each in states]
+    row = torch.cat([end[0] for end in ends])
+    env = torch.cat([end[1] + rank * num_envs for rank, end in enumerate(ends)])
+    final_obs = torch.cat([end[2] for end in ends])
+    return _with_ends(states[0], columns, newest, row, env, final_obs, num_final)
+
+
+def state_of_envs(state: State, first: int, num_envs: int, num_final: int) -> State:
+    """The state of a buffer with some of the environments of another: first, first + 1, ..."""
+    end = first + num_envs
+    columns = {name: state[name][:, first:end].contiguous() for name in COLUMNS}
+    of_all = state["flags"].shape[1]
+    newest = state["final_obs"][-of_all:][first:end]
+    row, env, final_obs = _known_ends(state)
+    mine = (env >= first) & (env < end)
+    ends = row[mine], env[mine] - first, final_obs[mine]
+    return _with_ends(state, columns, newest, *ends, num_final)
+
+
+def _known_ends(state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """(row [E], environment [E], final observation [E, D]) of the ends of episodes whose final
+    observation is still stored.
+    """
+    num_envs = state["flags"].shape[1]
+    owner = state["owner"][:-1]
+    entry = (owner >= 0).nonzero().squeeze(1)
+    row, env = owner[entry] // num_envs, owner[entry] % num_envs
+    # an entry outlives the step that it was of
+    is_known = (state["slot"][row, env] == entry) & ((state["flags"][row, env] & DONE) != 0)
+    return row[is_known], env[is_known], state["final_obs"][entry[is_known]]
+
+
+def _with_ends(
+    state: State,
+    columns: State,
+    newest: Tensor,
+    row: Tensor,
+    env: Tensor,
+    final_obs: Tensor,
+    num_final: int,
+) -> State:
+    """`state` with other environments: their columns [T, N, ...], the final observations of the
+    newest step [N, D], and those of ends of episodes, written anew in the order of their age.
+    """
+    num_rows, num_envs = columns["flags"].shape
+    age = (row - state["counts"][2] - 1) % num_rows  # 0: the oldest row
+    order = (age * num_envs + env).argsort()[-num_final:]
+    row, env = row[order], env[order]
+    count = len(order)
+    table = newest.new_zeros(num_final + num_envs, newest.shape[1])
+    table[:count] = final_obs[order]
+    table[num_final:] = newest
+    owner = state["owner"].new_full((num_final + 1,), -1)
+    owner[:count] = row * num_envs + env
+    slot = torch.zeros_like(columns["slot"])
+    slot[row, env] = torch.arange(count, dtype=slot.dtype, device=slot.device)
+    counts = state["counts"].clone()
+    counts[1] = count
+    tables = {"slot": slot, "final_obs": table, "owner": owner, "counts": counts}
+    return state | columns | tables

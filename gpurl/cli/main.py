@@ -28,6 +28,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train --resume RUN [settings]           continue a run
   gpurl train ... --callback MODULE:CLASS       with your own callback
   gpurl train ... --seeds 5                     one run for each seed, and their mean
+  gpurl train ... --processes 4                 one agent on four GPUs
   gpurl config ALGORITHM ENV [settings]         print all settings, explained, for --config
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
@@ -55,7 +56,7 @@ USAGE = """usage: gpurl COMMAND ...
 RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or num_envs=4096;
 --config FILE.yaml reads them from a file.
 Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint,
-129, 130, 143, 152 stopped by a signal.
+6 another process of the run, 129, 130, 143, 152 stopped by a signal.
 """
 
 
@@ -136,12 +137,17 @@ def _run_command(name: str, words: list[str]) -> int:
 def train(words: list[str]) -> int:
     """Parse the settings, train, print the result."""
     # to import torch takes seconds: a terminal says at once that something happens
-    is_silent = any(word in SILENT for word in words)
+    is_rank = "RANK" in os.environ  # one of several, which another process has started
+    is_silent = is_rank or any(word in SILENT for word in words)
     if sys.stdout is not None and sys.stdout.isatty() and words and not is_silent:
         print(f"gpurl train {shlex.join(words[:2])} starts ...", flush=True)
     from gpurl.cli.settings import parse_train
 
     settings, options = parse_train(words)
+    if options.processes > 1 and not is_rank:
+        from gpurl.cli.processes import train_on
+
+        return train_on(options.processes, options.max_restarts, settings, options.resume, words)
     from gpurl.api import run
     from gpurl.run.callbacks import make_callbacks
 
@@ -150,7 +156,7 @@ def train(words: list[str]) -> int:
     if options.seeds > 1:
         return _train_seeds(settings, options.seeds, command, lambda: make_callbacks(names))
     finished = run(settings, options.resume, command, callbacks=make_callbacks(names))
-    if not settings.train.quiet:
+    if not settings.train.quiet and finished.rank == 0:
         say(finished.summary())
     return _exit_code(finished)
 

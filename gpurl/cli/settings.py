@@ -58,6 +58,14 @@ class TrainOptions:
     """MODULE:CLASS of a callback of your own; may be given several times."""
     seeds: int = 1
     """Train this many seeds, one run each, and print their mean."""
+    processes: int = 1
+    """Train one agent on this many processes of this machine: one for each GPU, or all on the CPU.
+    num_envs and batch_size are those of all together.
+    """
+    max_restarts: int = 0
+    """With processes: how many times all start again, from the last checkpoint, if one dies; needs
+    --run-dir.
+    """
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,17 @@ def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
         raise UsageError(f"--seeds must be at least 1, got {options.seeds}")
     if options.seeds > 1 and options.resume:
         raise UsageError("--seeds trains new runs, --resume continues one: leave out one of them")
+    for name, least in (("processes", 1), ("max_restarts", 0)):
+        if (number := getattr(options, name)) < least:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} must be at least {least}, got {number}")
+    if options.processes > 1 and options.seeds > 1:
+        raise UsageError(
+            f"--processes {options.processes} trains one agent, --seeds {options.seeds} several: "
+            f"leave out one of them"
+        )
+    if options.max_restarts and options.processes == 1:
+        raise UsageError(f"--max-restarts {options.max_restarts} goes with --processes")
     return _parse_settings(words, options.config, options.resume, "train", options), options
 
 

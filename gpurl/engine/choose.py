@@ -41,6 +41,8 @@ def choose_engine(
     should.
     """
     reasons = list[str]()
+    if algorithm.ranks.count > 1:
+        return _of_ranks(algorithm, env, guards, graph, asynchronous)
     if asynchronous:
         engine = _beside(algorithm, env, guards, reasons)
     else:
@@ -61,6 +63,24 @@ def choose_engine(
         learning_backend = backend.another()
     engine.stages = Graphed(engine, backend, levels, learning_backend)
     return engine, reasons
+
+
+def _of_ranks(
+    algorithm: Algorithm, env: VecEnv, guards: Guards, graph: str, asynchronous: bool
+) -> tuple[Eager, list[str]]:
+    """The engine of one of several processes: between gradient and step they average."""
+    num_ranks = algorithm.ranks.count
+    if asynchronous:
+        raise UsageError(
+            f"asynchronous is for one process, this run has {num_ranks}: leave out one of them"
+        )
+    if graph in ("full", "policy"):
+        raise UsageError(
+            f"graph {graph} is for one process, this run has {num_ranks}: no machine has shown yet "
+            f"that CUDA graphs hold what they exchange; take --graph auto"
+        )
+    reason = f"no faster one: {num_ranks} processes average their gradients before each step"
+    return Eager(algorithm, env, guards), [reason]
 
 
 def _beside(algorithm: Algorithm, env: VecEnv, guards: Guards, reasons: list[str]) -> Eager:

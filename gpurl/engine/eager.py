@@ -53,7 +53,12 @@ class Eager:
         self.env = env
         self.guards = guards
         self.buffer = algorithm.make_buffer()
-        self.statistics = EpisodeStatistics(env.num_envs, env.device, env.max_episode_steps)
+        # the processes that train this agent, and the environments of all of them
+        self.ranks = algorithm.ranks
+        self.num_envs = env.num_envs * self.ranks.count
+        self.statistics = EpisodeStatistics(
+            env.num_envs, env.device, env.max_episode_steps, self.num_envs
+        )
         self.stopwatch = Stopwatch(env.device)
         # runs collect, prepare and learn: this engine, or CUDA graphs of it
         self.stages: Stages = self
@@ -84,7 +89,8 @@ class Eager:
         """
         self._set_episodes(reset_env(self.env, seed), self.policy_state)
         if staggered and self.env.max_episode_steps is not None:
-            clocks = CounterRandom(seed + STAGGER_SEED, self.env.num_envs, self.env.device)
+            first = self.ranks.index * self.env.num_envs
+            clocks = CounterRandom(seed + STAGGER_SEED, self.env.num_envs, self.env.device, first)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
 
     # ---- the stages ----
@@ -139,7 +145,19 @@ class Eager:
         if bad_envs is not None:
             # a hidden state that has read NaN stays NaN
             self.policy_state = restart_policy_state(self.policy_state, bad_envs)
+        self._mark_valid_like_others()
         return self.algorithm.prepare(self.buffer), bad_envs
+
+    def _mark_valid_like_others(self) -> None:
+        """Rows are marked as valid or not on all ranks or on none: they merge the same columns. On
+        a GPU the guards mark them always.
+        """
+        if self.ranks.count == 1 or not host_sync_is_free(self.env.device):
+            return
+        columns = self.buffer.columns
+        (is_marked,) = self.ranks.any("valid" in columns)
+        if is_marked and "valid" not in columns:
+            columns["valid"] = torch.ones_like(columns["terminated"])
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         """Take the algorithm's optimiser steps on the data of `prepare`; returns its metrics."""
@@ -157,11 +175,11 @@ class Eager:
         self.algorithm.schedule(progress, self.steps)
         self.env.training_progress.fill_(progress)
         before = self.buffer.size
-        with self._at(self.steps - before * self.env.num_envs):
+        with self._at(self.steps - before * self.num_envs):
             # play the rollout
             self.stopwatch.mark("collect")
             self.stages.collect()
-            collected = (self.buffer.size - before) * self.env.num_envs
+            collected = (self.buffer.size - before) * self.num_envs
             # check it for NaN and compute the targets
             self.stopwatch.mark("update")
             data, bad_envs = self.stages.prepare()
@@ -186,7 +204,7 @@ class Eager:
         try:
             yield
         except EnvError as error:
-            step = steps + self.buffer.size * self.env.num_envs
+            step = steps + self.buffer.size * self.num_envs
             place = f"environment {self.guards.env_name!r} at env step {step}"
             raise EnvError(f"{place}: {error}") from error
 

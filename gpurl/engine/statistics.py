@@ -18,12 +18,18 @@ class EpisodeStatistics:
     """The newest finished episode of each environment, and sums of the env's own info["log"] terms
     since the last `read`.
 
-    max_episode_steps: the time limit of the environments, None if it is not known.
+    max_episode_steps: the time limit of the environments, None if it is not known. of_all: how many
+    environments all ranks have; by default these.
     """
 
     def __init__(
-        self, num_envs: int, device: torch.device, max_episode_steps: int | None = None
+        self,
+        num_envs: int,
+        device: torch.device,
+        max_episode_steps: int | None = None,
+        of_all: int | None = None,
     ) -> None:
+        self.num_envs = of_all or num_envs
         # [3, N] return, length and number of episodes of each environment
         self.newest = torch.zeros(3, num_envs, device=device)
         # env steps, summed over environments, at which the first of these episodes began
@@ -110,8 +116,16 @@ class EpisodeStatistics:
             metrics["transitions"], metrics["steps"] = self.transitions.clone().unbind()
         return metrics
 
+    def host_metrics(self) -> dict[str, float]:
+        """Numbers that the host has already, beside those of `metrics`."""
+        metrics = {}
+        for name, (total, count) in self.host_terms.items():
+            metrics[f"sum {name}"], metrics[f"count {name}"] = total, count
+        return metrics
+
     def read(self, values: dict[str, float], steps: int) -> dict[str, float]:
-        """Log entries from the host values of `metrics()`; starts the next interval of the terms.
+        """Log entries from the host values of `metrics()` and `host_metrics()`, summed over ranks;
+        starts the next interval of the terms.
         steps: env steps so far, summed over environments.
 
         The means are over the newest finished episode of each environment. There are none before
@@ -121,7 +135,7 @@ class EpisodeStatistics:
         # means over the newest episodes
         finished = values["finished envs"]
         means = {}
-        if finished and (finished == self.newest.shape[1] or self._limits_have_passed(steps)):
+        if finished and (finished == self.num_envs or self._limits_have_passed(steps)):
             means = {
                 "rollout/ep_rew_mean": values["returns"] / finished,
                 "rollout/ep_len_mean": values["lengths"] / finished,
@@ -129,14 +143,14 @@ class EpisodeStatistics:
         episodes = values["episodes"] - self.logged_episodes
         self.logged_episodes = values["episodes"]
         # means of the environment's own terms
-        sums = {name: (values[f"sum {name}"], values[f"count {name}"]) for name in self.terms}
-        sums |= {name: (total, count) for name, (total, count) in self.host_terms.items()}
+        names = [name.removeprefix("sum ") for name in values if name.startswith("sum ")]
+        sums = {name: (values[f"sum {name}"], values[f"count {name}"]) for name in names}
         terms = {f"env/{name}": total / count for name, (total, count) in sums.items() if count}
         for term in self.terms.values():
             term.zero_()
         self.host_terms = {name: [0.0, 0.0] for name in self.host_terms}
         # transitions
-        if self.transitions is not None and values["steps"]:
+        if self.transitions is not None and values.get("steps"):
             means["rollout/valid_fraction"] = values["transitions"] / values["steps"]
             self.transitions.zero_()
         return {**means, "rollout/episodes": episodes, **terms}
@@ -145,7 +159,7 @@ class EpisodeStatistics:
         """Whether every environment has had time for a staggered and a whole episode."""
         if self.max_episode_steps is None:
             return False
-        return steps - self.began >= 2 * self.max_episode_steps * self.newest.shape[1]
+        return steps - self.began >= 2 * self.max_episode_steps * self.num_envs
 
     def state_dict(self) -> dict[str, Any]:
         return {

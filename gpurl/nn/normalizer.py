@@ -7,17 +7,22 @@ from torch import Tensor, nn
 
 from gpurl.kernels.moments import (
     RunningMoments,
+    batch_moments,
+    merge_moments,
     normalize,
     normalize_reference,
+    pooled_moments,
     update_moments,
 )
 from gpurl.kernels.pack_rows import Scaled
 from gpurl.nn.acting import Normalize
+from gpurl.nn.ranks import ALONE, Alone
 
 
 class Normalizer(nn.Module):
     """Running mean and variance of [..., D] data; only `update` changes them, once a rollout."""
 
+    ranks: Alone = ALONE  # `update` adds the rows of all of them
     mean: Tensor
     variance: Tensor
     count: Tensor
@@ -61,12 +66,16 @@ class Normalizer(nn.Module):
             return  # nor does the count know of these rows
         columns = (self.mean, self.variance, self.shift, self.inv_std)
         before = [column[:fixed].clone() for column in columns] if fixed else []
-        update_moments(
-            RunningMoments(self.mean, self.variance, self.count, self.shift, self.inv_std),
-            self.epsilon,
-            x.reshape(-1, x.shape[-1]),
-            None if valid is None else valid.reshape(-1),
-        )
+        running = RunningMoments(self.mean, self.variance, self.count, self.shift, self.inv_std)
+        rows = x.reshape(-1, x.shape[-1])
+        valid = None if valid is None else valid.reshape(-1)
+        if self.ranks.count == 1:
+            update_moments(running, self.epsilon, rows, valid)
+        else:
+            number, mean, variance = batch_moments(rows, valid)
+            of_ranks = self.ranks.stack(torch.stack((number.expand_as(mean), mean, variance)))
+            numbers, mean, variance = pooled_moments(*of_ranks.unbind(1))
+            merge_moments(running, self.epsilon, numbers[0], mean, variance)
         for column, saved in zip(columns, before):
             column[:fixed].copy_(saved)
 

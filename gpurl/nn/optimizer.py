@@ -183,7 +183,7 @@ class FlatAdam:
         the gradient or losses [up to MAX_LOSSES] are not finite, the step is skipped and the norm
         is not finite.
         """
-        self.reduce(self.gradient)
+        self.reduce(self.gradient, losses)
         state = self.state
         if self.target is not None and move_target:
             state = state._replace(target=self.target)
@@ -203,8 +203,10 @@ class FlatAdam:
         self.target.copy_(torch.where(norm.isfinite(), moved, self.target))
 
     @staticmethod
-    def reduce(gradient: Tensor) -> None:
-        """Hook: change the flat `gradient` [P] in place, to sum it over ranks for example."""
+    def reduce(gradient: Tensor, losses: Tensor | None) -> None:
+        """Hook: change the flat `gradient` [P] and the losses [L] in place, to average them over
+        ranks: see `Algorithm.join`.
+        """
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

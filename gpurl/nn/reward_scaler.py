@@ -50,7 +50,8 @@ class RewardScaler(Normalizer):
         self.update(rows.unsqueeze(-1), valid)
         size = rows.abs()
         size = size if valid is None else size.masked_fill(~valid, 0.0)
-        torch.maximum(self.largest, size.max(), out=self.largest)
+        largest = self.ranks.stack(size.max()).amax(0)
+        torch.maximum(self.largest, largest, out=self.largest)
 
     def begin_episodes(self, mask: Tensor | None = None) -> None:
         """The episodes of the environments of mask [N], or of all, were cut off from outside."""

@@ -266,3 +266,9 @@ class Display:
         row.add_column(no_wrap=True)
         row.add_row(ProgressBar(total=1.0, completed=share), text)
         return row
+
+
+class SilentDisplay(Display):
+    """Says nothing, warnings neither: those of the other processes of a run are the first one's."""
+
+    def warn(self, text: str) -> None: ...

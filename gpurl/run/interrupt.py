@@ -20,13 +20,15 @@ MESSAGE_IN_TABLE = b"\0337\rstopping: saves after this iteration; again ends at 
 class StopRequest:
     """Context manager; `signal_number` is set once a signal to stop has arrived, `wants_save` once
     one to save has. Outside the main thread it does nothing, and what is ignored (nohup) stays so.
-    is_in_table: whether a live table is on the screen.
+    is_in_table: whether a live table is on the screen. is_silent: it says nothing.
     """
 
-    def __init__(self, is_in_table: bool = False) -> None:
+    def __init__(self, is_in_table: bool = False, is_silent: bool = False) -> None:
         self.signal_number: int | None = None
         self.wants_save = False
-        self._message = MESSAGE_IN_TABLE if is_in_table else MESSAGE + b"\n"
+        message = MESSAGE_IN_TABLE if is_in_table else MESSAGE + b"\n"
+        self._message = b"" if is_silent else message
+        self._saving = b"" if is_silent or is_in_table else SAVING
         self._handlers: dict[int, signal._HANDLER] = {}
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -39,8 +41,7 @@ class StopRequest:
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         self.wants_save = True
-        if self._message != MESSAGE_IN_TABLE:
-            _write(SAVING)
+        _write(self._saving)
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():

@@ -22,8 +22,14 @@ class Reporter:
     """Writes log entries to the files and the screen, at most one per `log_every` seconds."""
 
     def __init__(
-        self, engine: Eager, view: RunView, logger: Logger, display: Display, log_every: float
+        self,
+        engine: Eager,
+        view: RunView,
+        logger: Logger | None,
+        display: Display,
+        log_every: float,
     ) -> None:
+        """logger: None on ranks that write nothing."""
         self.engine = engine
         self.view = view
         self.logger = logger
@@ -42,7 +48,7 @@ class Reporter:
         # one iteration is the whole run
         engine = self.engine
         horizon = engine.buffer.horizon
-        num_envs = engine.env.num_envs
+        num_envs = engine.num_envs
         if remaining_steps and horizon * num_envs > total_steps:
             self.display.warn(
                 f"one iteration is {horizon * num_envs:,} steps (num_envs {num_envs:,} x horizon "
@@ -75,25 +81,30 @@ class Reporter:
         without = max(-(-missing // rollout) - 1, 0)
         updates = max(remaining_steps // rollout - without, 0) * config.updates
         self.display.note(
-            f"{counted(updates, 'update')} on batches of {config.batch_size:,}, "
+            f"{counted(updates, 'update')} on batches of "
+            f"{config.batch_size * self.engine.ranks.count:,}, "
             f"{config.updates / rollout:.2g} for each step of an environment"
         )
         if 0 < updates < FEW_UPDATES:
             self.display.warn(
                 f"{updates:,} updates are few to learn from: a run with more total_steps, with "
                 f"more updates after a step (updates is {config.updates}) or with fewer "
-                f"environments (num_envs is {self.engine.env.num_envs:,}) has more of them"
+                f"environments (num_envs is {self.engine.num_envs:,}) has more of them"
             )
 
-    def after_iteration(self, metrics: Metrics, elapsed: float, is_last: bool) -> None:
-        """Show new notes and warnings; log if it is time to, and after the last iteration.
-        elapsed: seconds of training, over all resumes.
+    def is_due(self, is_last: bool) -> bool:
+        """Whether to log: it is time to, or this is the last iteration."""
+        return is_last or time.monotonic() - self.last_log >= self.log_every
+
+    def after_iteration(self, metrics: Metrics, elapsed: float, logs: bool) -> None:
+        """Show new notes and warnings; write a log entry if `logs`. elapsed: seconds of training,
+        over all resumes.
         """
         notes = self.engine.notes
         while notes:
             self.display.note(notes.pop(0))
-        seconds = time.monotonic() - self.last_log
-        if seconds >= self.log_every or is_last:
+        if logs:
+            seconds = time.monotonic() - self.last_log
             self.last_log += seconds
             self._log(metrics, elapsed, seconds)
         self.warn(self.engine.guards.warnings)
@@ -114,6 +125,8 @@ class Reporter:
         values |= engine.guards.report(guard_values, engine.iteration)
         # episodes and times since the last entry
         episode_values = {name: values.pop(name) for name in episodes}
+        episode_values |= engine.statistics.host_metrics()
+        values, episode_values = self._of_all_ranks(values, episode_values)
         values |= engine.statistics.read(episode_values, engine.steps)
         if values.get("rollout/valid_fraction") == 0 and not self._warned_of_no_transitions:
             self._warned_of_no_transitions = True
@@ -135,8 +148,26 @@ class Reporter:
         values |= self._gpu_figures.read()
         self.write(values | {name: float(x) for name, x in own_values.items()})
 
+    def _of_all_ranks(
+        self, values: dict[str, float], sums: dict[str, float]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """(means of `values` over the ranks that have them, `sums` over all ranks)."""
+        ranks = self.engine.ranks
+        if ranks.count == 1:
+            return values, sums
+        all_values, all_sums = zip(*ranks.share([values, sums]))
+        means = {}
+        for name in {name: None for each in all_values for name in each}:
+            present = [each[name] for each in all_values if name in each]
+            is_count = name == "rollout/non_finite_rows"
+            means[name] = sum(present) / (1 if is_count else len(present))
+        names = {name: None for each in all_sums for name in each}
+        return means, {name: sum(each.get(name, 0.0) for each in all_sums) for name in names}
+
     def write(self, values: dict[str, float]) -> None:
         """Log host numbers by their tags at the present env step."""
+        if self.logger is None:
+            return
         self.logger.write(self.engine.steps, values)
         self.display.update(self.engine.steps, values)
 

@@ -5,6 +5,8 @@ anew."""
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
+
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.plain_files import Json
 from gpurl.checkpoints.run_parts import Parts
@@ -16,23 +18,29 @@ from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.run.display import counted
 from gpurl.run.records import RECORDS, changed_sources
 from gpurl.run.settings import Settings
+from gpurl.run.shards import is_ring, of_all_ranks, of_rank
 from gpurl.run.trackers.tracker import flat
 
 MISFIT_ERRORS = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 
 
 def checkpoint_parts(
-    engine: Eager, settings: Mapping[str, Json], run: State, told: Mapping[str, Json]
+    engine: Eager,
+    settings: Mapping[str, Json],
+    run: State,
+    told: Mapping[str, Json],
+    env_state: State | None = None,
 ) -> Parts:
-    """What a checkpoint holds; run: numbers of the run that the engine does not know; told: what
-    the environment tells of itself (`gpurl.envs.deployment`).
+    """What a checkpoint holds, of all ranks on rank 0. run: numbers of the run that the engine does
+    not know; told: what the environment tells of itself (`gpurl.envs.deployment`). env_state: the
+    environments' state, by default that of now.
     """
     algorithm = engine.algorithm
     spaces = ("observation_space", "action_space", "state_space")
-    return {
+    parts = {
         "model": algorithm.state_dict(),
         "training": algorithm.extra_state(),
-        "env": engine.env.state_dict(),
+        "env": engine.env.state_dict() if env_state is None else env_state,
         "trainer": run | engine.state_dict(),
         "meta": {
             "settings": dict(settings),
@@ -41,6 +49,7 @@ def checkpoint_parts(
         },
         "replay": algorithm.replay_state(),
     }
+    return of_all_ranks(parts, algorithm)
 
 
 def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
@@ -90,7 +99,7 @@ def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
     else:
         engine.begin(seed + engine.iteration, stagger)
     # the replay buffer, whose newest episodes end if the environments start new ones
-    engine.stored = algorithm.load_replay_state(parts["replay"])
+    engine.stored = algorithm.load_replay_state(parts["replay"]) * engine.ranks.count
     if engine.stored and not parts["env"]:
         algorithm.mark_episode_break()
 
@@ -107,24 +116,28 @@ def validate_for_resume(
             raise CheckpointError(
                 f"the checkpoint has {name} {old}, this run {new}; a resumed run keeps it"
             )
+    # the keys of streams follow from the seed and the rank, whichever ranks the saved ones were of
+    random = streams_at_step(parts["training"]["random"], algorithm)
+    parts = parts | {"training": parts["training"] | {"random": random}}
     # the number of environments may change
     old_count = parts["meta"]["settings"]["num_envs"]
     new_count = settings.train.num_envs
     if old_count == new_count:
-        return parts, []
+        return of_rank(parts, algorithm), []
     # a replay buffer is laid out for its number of environments, a data set is not
-    loses_replay = "flags" in parts["replay"]
+    trainer = parts["trainer"]
+    loses_replay = is_ring(parts["replay"])
     changed = {
         "env": {},
-        "training": parts["training"]
-        | {"random": _resize_streams(parts["training"]["random"], algorithm)},
+        "trainer": trainer | {"statistics": trainer["statistics"] | {"newest": torch.zeros(3, 0)}},
         "replay": {} if loses_replay else parts["replay"],
     }
     note = (
         f"{counted(new_count, 'environment')} instead of {old_count}: their episodes start anew; "
         f"weights, optimiser and normalisation continue"
     )
-    return parts | changed, [note + "; the saved replay buffer is dropped" * loses_replay]
+    parts = of_rank(parts | changed, algorithm)
+    return parts, [note + "; the saved replay buffer is dropped" * loses_replay]
 
 
 def resume_notes(
@@ -152,16 +165,10 @@ def resume_notes(
     return notes
 
 
-def _resize_streams(saved: State, algorithm: Algorithm) -> State:
-    """The saved random streams for the algorithm's number of environments, at the step that the
-    saved ones had reached.
-    """
-    result = dict(saved)
-    for name, stream in algorithm.random_streams.items():
-        current = stream.state_dict()
-        if current["key"].shape != saved[name]["key"].shape:
-            result[name] = current | {"step": saved[name]["step"]}
-    return result
+def streams_at_step(saved: State, algorithm: Algorithm) -> State:
+    """The algorithm's random streams, at the step that the saved ones had reached."""
+    streams = algorithm.random_streams.items()
+    return {name: each.state_dict() | {"step": saved[name]["step"]} for name, each in streams}
 
 
 def _kept_values(

@@ -136,6 +136,8 @@ class TrainConfig:
     """
     threads: int | None = None
     """CPU threads; by default the fastest number up to torch's, measured at the start."""
+    rank_timeout: float = 1800.0
+    """Seconds that a process waits for the others of a run on several, then the run ends."""
     root: str = "runs"
     """Folder that holds the run folders."""
     run_dir: str | None = None
@@ -145,7 +147,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_numbers(self, MINIMUMS, above_zero=("max_seconds",))
+        check_numbers(self, MINIMUMS, above_zero=("max_seconds", "rank_timeout"))
         if self.graph == "policy" and self.rollout == "persistent":
             raise UsageError(
                 "graph policy steps the environment between graphs, rollout persistent plays it in "

@@ -25,10 +25,12 @@ from gpurl.guards.guards import Guards
 from gpurl.memory import available_bytes, in_gib
 from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.nn.encoders import describe_encoders
+from gpurl.nn.ranks import ALONE, Alone
 from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
 from gpurl.run.load import load_symmetry, load_teachers
 from gpurl.run.settings import Settings, TrainConfig
+from gpurl.run.shards import check_same_run, settings_of_rank
 from gpurl.run.trainer import Trainer
 
 
@@ -40,15 +42,18 @@ def make_trainer(
     threads: int | None = None,
     backend: Backend | None = None,
     callbacks: Iterable[Callback] = (),
+    ranks: Alone = ALONE,
 ) -> Trainer:
     """The environments, the algorithm and the loop of a run, in a process set up for it; call
     `start` or `restore` next.
 
     threads: of the CPU, used if the settings name none and torch has that many. backend: of CUDA
-    graphs, by default the device's.
+    graphs, by default the device's. ranks: the processes that train together.
     """
+    of_run, settings = settings, settings_of_rank(settings, ranks)
     config = settings.train
-    env = env or training_env(settings, device)
+    env = env or training_env(settings, device, ranks)
+    check_same_run(of_run, {type(env), *map(type, callbacks)}, ranks)
     # the environments
     _check_agents(settings, env)
     if config.compile:
@@ -69,6 +74,8 @@ def make_trainer(
         config.seed,
         state_space=env.single_state_space if needs_state else None,
     )
+    if ranks.count > 1:
+        algorithm.join(ranks)
     if isinstance(algorithm, BC):
         algorithm.set_teachers(teachers)
     load_symmetry(algorithm, env)
@@ -86,7 +93,7 @@ def make_trainer(
             f"{settings.env} can exist only once in a process: its only evaluation follows the "
             f"training"
         )
-    return Trainer(settings, engine, eval_env, Path(), callbacks)
+    return Trainer(of_run, engine, eval_env, Path(), callbacks)
 
 
 def make_engine(
@@ -131,12 +138,16 @@ def _image_note(algorithm: Algorithm, env: VecEnv) -> str:
     )
 
 
-def training_env(settings: Settings, device: torch.device) -> VecEnv:
-    """The training environments; UsageError if they do not fit into memory."""
+def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE) -> VecEnv:
+    """The training environments of a rank with these settings; UsageError if they do not fit into
+    memory.
+    """
     _check_memory(settings, device)
-    env = make_env(
-        settings.env, settings.train.num_envs, device, settings.train.seed, **settings.env_options
-    )
+    num_envs = settings.train.num_envs
+    first = ranks.index * num_envs
+    seed = settings.train.seed + first  # of simulators without streams by environment
+    env = make_env(settings.env, num_envs, device, seed, **settings.env_options)
+    env.begin_at(first)
     if problems := attribute_problems(env):
         env.close()
         raise EnvError("; ".join(problems))

@@ -33,6 +33,7 @@ from gpurl.run.logger import Logger
 from gpurl.run.reporter import Reporter
 from gpurl.run.resume import checkpoint_parts, restore_engine
 from gpurl.run.settings import Settings, parse_interval
+from gpurl.run.shards import check_same_weights
 
 
 @dataclass
@@ -61,6 +62,9 @@ class Trainer:
     ) -> None:
         self.settings = settings
         self.engine = engine
+        # the processes of the run; the first decides what depends on the time, and writes
+        self.ranks = engine.ranks
+        self.is_first = self.ranks.index == 0
         self.folder = folder
         self.evaluations = Evaluations(eval_env, settings.env, settings.train)
         self.callbacks = Callbacks(callbacks)
@@ -97,14 +101,15 @@ class Trainer:
         config = self.settings.train
         self.engine.notes += begin_from_run(self.algorithm)
         self.engine.begin(config.seed, config.stagger)
+        check_same_weights(self.algorithm)
 
     def iterate(self) -> Metrics:
         """One iteration; returns the update's metrics, on the device, valid until the next call."""
         return self.engine.iterate(self.steps / self.settings.train.total_steps)
 
-    def run(self, logger: Logger, display: Display) -> Outcome:
+    def run(self, logger: Logger | None, display: Display) -> Outcome:
         """Train until a limit is reached or a signal arrives. However it ends, the state is saved,
-        unless the policy diverged.
+        unless the policy diverged or another rank is gone. logger: None on ranks that write none.
         """
         config = self.settings.train
         self.last_save = time.monotonic()
@@ -117,13 +122,17 @@ class Trainer:
         def announce() -> None:
             display.note("compiling kernels, once: the first iterations take up to a minute")
 
-        with StopRequest(display.is_live) as stop, announced_compilation(announce):
+        with (
+            StopRequest(display.is_live, not self.is_first) as stop,
+            announced_compilation(announce),
+        ):
             self.view.should_stop = lambda: stop.signal_number is not None
             try:
                 reason = self._train(reporter, stop)
                 # evaluate the final policy
-                if reason != "signal" and self.evaluations.last_at != self.steps:
-                    if self.evaluations.end_training(self.env):
+                is_due = self.is_first and self.evaluations.last_at != self.steps
+                if reason != "signal" and any(self.ranks.any(is_due)):
+                    if self.is_first and self.evaluations.end_training(self.env):
                         self.env_state = copy.deepcopy(self.env.state_dict())
                     with self._interruptible(stop):
                         self._evaluate(reporter, stop, math.inf)
@@ -146,7 +155,7 @@ class Trainer:
         # max_seconds and stop_return count in this process only, not in the runs before a resume
         start = time.monotonic()
         elapsed_before = self.elapsed
-        reason = self._limit_reached(elapsed_before)
+        reason, _ = self._agree_on_end(stop, elapsed_before)
         metrics: Metrics = {}
         with self._interruptible(stop):
             self.callbacks.call("on_start", self.view)
@@ -161,18 +170,21 @@ class Trainer:
                 # log and evaluate when it is time to
                 self.elapsed = elapsed_before + time.monotonic() - start
                 is_last = self.steps >= self.settings.train.total_steps
-                reporter.after_iteration(metrics, self.elapsed, is_last)
                 seconds = self.elapsed - elapsed_before
-                if self.evaluations.is_due(self.steps, seconds):
+                logs, evaluates = self.ranks.any(
+                    self.is_first and reporter.is_due(is_last),
+                    self.is_first and self.evaluations.is_due(self.steps, seconds),
+                )
+                reporter.after_iteration(metrics, self.elapsed, logs)
+                if evaluates:
                     self._evaluate(reporter, stop, seconds)
                 # end or save
-                reason = "signal" if stop.signal_number else self._limit_reached(elapsed_before)
-                if not reason and (stop.wants_save or self._save_is_due()):
-                    stop.wants_save = False
+                reason, saves = self._agree_on_end(stop, elapsed_before)
+                if not reason and saves:
                     self.save(reporter.display)
         # log the rest of the last interval, which a checkpoint of this step counts as not logged
         if reporter.logged_steps != self.steps:
-            reporter.after_iteration(metrics, self.elapsed, is_last=True)
+            reporter.after_iteration(metrics, self.elapsed, logs=True)
             self.saved_at = -1
         return reason or "signal"
 
@@ -183,16 +195,25 @@ class Trainer:
         """
         try:
             yield
-        except (Stopped, EnvError):
-            if stop.signal_number is None:
+        except (Stopped, EnvError) as error:
+            # the other ranks are inside the iteration that an environment did not finish
+            if isinstance(error, EnvError) and (stop.signal_number is None or self.ranks.count > 1):
                 raise
             self.engine.abandon()
 
     def remaining_steps(self) -> int:
         """Env steps until total_steps, rounded up to whole iterations."""
         remaining = max(self.settings.train.total_steps - self.steps, 0)
-        iteration = self.engine.buffer.horizon * self.env.num_envs
+        iteration = self.engine.buffer.horizon * self.engine.num_envs
         return -(-remaining // iteration) * iteration
+
+    def _agree_on_end(self, stop: StopRequest, elapsed_before: float) -> tuple[str, bool]:
+        """(what ends the run on some rank, "" if nothing does; whether to save)."""
+        reason = "signal" if stop.signal_number else self._limit_reached(elapsed_before)
+        is_due = stop.wants_save or (self.is_first and self._save_is_due())
+        stop.wants_save = False
+        ends, saves = self.ranks.any(bool(reason), is_due)
+        return next(filter(None, self.ranks.share(reason))) if ends else "", saves
 
     def _limit_reached(self, elapsed_before: float) -> str:
         """The limit that ends the run, "" if none does; elapsed_before: seconds of training before
@@ -215,19 +236,29 @@ class Trainer:
         and save the best policy so far. Raises Stopped if a signal arrives meanwhile.
         """
         stages = self.engine.stages
-        values = self.evaluations.play(
-            self.algorithm,
-            self.steps,
-            lambda: stop.signal_number,
-            stages.beside if isinstance(stages, Graphed) else lambda: None,
-            seconds,
-        )
+        values: dict[str, float] = {}
+        was_stopped = False
+        if self.is_first:
+            try:
+                values = self.evaluations.play(
+                    self.algorithm,
+                    self.steps,
+                    lambda: stop.signal_number,
+                    stages.beside if isinstance(stages, Graphed) else lambda: None,
+                    seconds,
+                )
+            except Stopped:
+                was_stopped = True
+        is_best = self.evaluations.best_at == self.steps
+        values, was_stopped, is_best = self.ranks.of_first([values, was_stopped, is_best])
+        if was_stopped:
+            raise Stopped
         reporter.warn(self.evaluations.warnings)
         if not values:
             return
         reporter.write(values)
         self.callbacks.call("after_evaluation", self.view, values)
-        if self.evaluations.best_at == self.steps:
+        if is_best:
             self.save(reporter.display)
 
     # ---- checkpoints ----
@@ -245,21 +276,16 @@ class Trainer:
         # weights with NaN must not replace good ones
         self.last_save = time.monotonic()
         problem = ""
+        check_same_weights(self.algorithm)
         if weights := self.engine.guards.steps.bad_weights():
             problem = f"the weights are not finite: {weights}"
         else:
             try:
                 if calls_callbacks:
                     self.callbacks.call("before_save", self.view)
-                save_checkpoint(
-                    self.folder / "checkpoints",
-                    self.steps,
-                    self.state(),
-                    keep=self.settings.train.keep_checkpoints,
-                    is_best=self.evaluations.best_at == self.steps,
-                    overwrite=self.saved_at != self.steps,
-                    drop_best=self.drops_best,
-                )
+                parts = self.state()
+                if self.is_first:
+                    self._write(parts)
                 self.saved_at = self.steps
                 self.drops_best = False
             except (CheckpointError, MemoryError, torch.OutOfMemoryError) as error:
@@ -268,16 +294,28 @@ class Trainer:
             display.warn(f"no checkpoint at step {self.steps}: {problem}")
         return problem
 
+    def _write(self, parts: Parts) -> None:
+        """CheckpointError if that fails."""
+        save_checkpoint(
+            self.folder / "checkpoints",
+            self.steps,
+            parts,
+            keep=self.settings.train.keep_checkpoints,
+            is_best=self.evaluations.best_at == self.steps,
+            overwrite=self.saved_at != self.steps,
+            drop_best=self.drops_best,
+        )
+
     def state(self) -> Parts:
-        """The parts of a checkpoint."""
+        """The parts of a checkpoint, of all ranks on the first."""
         run = {"elapsed": self.elapsed, "threads": torch.get_num_threads()}
-        parts = checkpoint_parts(
+        return checkpoint_parts(
             self.engine,
             self.settings.to_dict(),
             run | self.evaluations.state_dict(),
             self.deployment,
+            self.env_state,
         )
-        return parts if self.env_state is None else parts | {"env": self.env_state}
 
     def restore(self, parts: Parts) -> None:
         """Continue exactly from a checkpoint's parts; if the environment cannot restore a state,
@@ -288,6 +326,7 @@ class Trainer:
         self.drops_best = run["is_other_task"]
         self.evaluations.load_state_dict(run, self.steps)
         self.saved_at = self.steps
+        check_same_weights(self.algorithm)
 
     def _save_and_reraise(self, error: BaseException, display: Display) -> NoReturn:
         """In the handler of `error`: save what can be saved and raise it."""
@@ -295,7 +334,8 @@ class Trainer:
             self.engine.abandon()
             # a diverged policy is not saved: LATEST stays a policy that training can continue from
             # callbacks are not called: one of them may have raised the error
-            if not isinstance(error, DivergedError):
+            # a checkpoint is of all ranks, and the others are elsewhere
+            if not isinstance(error, DivergedError) and self.ranks.count == 1:
                 self.save(display, calls_callbacks=False)
         except Exception as another:
             text = f"{type(another).__name__}: {another}"

@@ -1,0 +1,97 @@
+"""`gpurl train --processes`: torchrun's launcher starts the ranks, starts them again after a kill,
+and passes on how they end.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
+from tests.small_runs import exit_code, start
+
+WORDS = [
+    *("train", "ppo", "pendulum", "--num-envs", "4", "--horizon", "8", "--minibatches", "1"),
+    *("--epochs", "2", "--network.hidden", "4", "--eval-episodes", "0", "--device", "cpu"),
+    *("--threads", "1", "--save-every", "1i", "--total-steps", "1000000"),
+]
+
+
+def children(process: int) -> dict[str, int]:
+    """The processes of the ranks that `process` has started, by rank."""
+    found = {}
+    for each in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+        try:
+            words = Path(f"/proc/{each}/environ").read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
+        found |= {word[5:].decode(): int(each) for word in words if word.startswith(b"RANK=")}
+    return found
+
+
+def wait_until_saved(launcher: "subprocess.Popen[str]", run: Path, steps: int) -> int:
+    """The steps of the first checkpoint with at least so many."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and launcher.poll() is None:
+        if (latest := latest_checkpoint(run)) and int(latest.name.split("_")[1]) >= steps:
+            return int(latest.name.split("_")[1])
+        time.sleep(0.1)
+    raise AssertionError(f"no checkpoint of {steps} steps")
+
+
+def test_a_killed_rank_is_started_again_and_a_signal_ends_all(tmp_path: Path) -> None:
+    """Both attempts are one run: it continues at its last checkpoint, saves, and ends with 143."""
+    run = tmp_path / "run"
+    words = [*WORDS, "--processes", "2", "--max-restarts", "1", "--run-dir", str(run)]
+    launcher = start(words)
+    first = wait_until_saved(launcher, run, 64)
+    before = children(launcher.pid)
+    os.kill(before["1"], signal.SIGKILL)
+    after = before
+    deadline = time.monotonic() + 120
+    while len(after) < 2 or {*before.values()} & {*after.values()}:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        after = children(launcher.pid)
+    saved = int(str(latest_checkpoint(run)).rpartition("_")[2])
+    later = wait_until_saved(launcher, run, max(first, saved) + 64)
+    launcher.send_signal(signal.SIGTERM)
+    output, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == 143, errors
+    assert "rank 0 of 2: rank 1 does not answer" in errors
+    assert "continues at step" in output
+    assert "interrupted after" in output
+    assert output.count("interrupted after") == 1
+    assert load_checkpoint(run)[0]["trainer"]["steps"] >= later
+
+
+def test_what_no_process_should_start_with_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = ["--run-dir", str(tmp_path / "run")]
+    for words, text in (
+        (["--processes", "0"], "--processes must be at least 1, got 0"),
+        (["--processes", "2", "--seeds", "2"], "--processes 2 trains one agent, --seeds 2"),
+        (["--max-restarts", "2"], "--max-restarts 2 goes with --processes"),
+        (["--processes", "2", "--max-restarts", "2"], "needs --run-dir FOLDER"),
+        (
+            ["--processes", "3", *run_dir],
+            "num_envs 4 does not divide into 3 processes: take 3 or 6",
+        ),
+    ):
+        assert exit_code([*WORDS, *words]) == 2
+        assert text in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_exit_code_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
+    words = [*WORDS, "--processes", "2", "--run-dir", str(tmp_path / "run")]
+    words[2] = "tests.run.test_ranks:Breaking"
+    launcher = start(words)
+    _, errors = launcher.communicate(timeout=120)
+    assert launcher.returncode == 3, errors
+    assert "rank 1 of 2: environment" in errors
+    assert "the third environment breaks" in errors
