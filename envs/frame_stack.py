@@ -17,7 +17,7 @@ from torch import Tensor
 from gpurl.envs import registry
 from gpurl.envs._counting_env import widen
 from gpurl.envs.observation_groups import GroupedBox
-from gpurl.envs.vec_env import Info, Options, Timestep, VecEnv, check_at_least_one
+from gpurl.envs.vec_env import Info, Options, Seed, Timestep, VecEnv, check_at_least_one
 from gpurl.errors import UsageError
 
 
@@ -63,6 +63,7 @@ class FrameStack(VecEnv):
         self.single_state_space = env.single_state_space
         self.graph_safe = env.graph_safe
         self.resets_late = env.resets_late
+        self.takes_share_seeds = env.takes_share_seeds
         self.single_instance = env.single_instance
         self.control_step = env.control_step
         self.action_names = env.action_names
@@ -77,9 +78,10 @@ class FrameStack(VecEnv):
         self._stack: Tensor | None = None
 
     def reset(
-        self, *, seed: int | None = None, options: Options | None = None
+        self, *, seed: Seed | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
-        obs, info = self.env.reset(seed=seed, options=options)
+        # ShareSeeds only if the environment takes them
+        obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         first = self._repeated(obs)
         mask = (options or {}).get("reset_mask")
         if self._stack is None:

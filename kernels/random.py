@@ -13,7 +13,7 @@ bits of a word; normals come in Box-Muller pairs (Box and Muller 1958).
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, ParamSpec, SupportsIndex
 
 import torch
@@ -315,6 +315,18 @@ class CounterRandom:
     def streams(self) -> RandomStreams:
         """The streams at this step, as kernels take them."""
         return RandomStreams(self.key, self.gamma, self.step)
+
+    def restart(self, seeds: Sequence[int]) -> None:
+        """Begin anew with an equal share of the streams for each seed, one share after the other:
+        share k has the streams of seeds[k] alone. ValueError if they do not share equally.
+        """
+        share, rest = divmod(self.num_envs, len(seeds))
+        if rest:
+            raise ValueError(f"{self.num_envs} streams are no equal shares for {len(seeds)} seeds")
+        pairs = [stream_constants(seed, share, self.device) for seed in seeds]
+        key, gamma = (torch.cat(tensors) for tensors in zip(*pairs))
+        # loaded in place, as a CUDA graph reads these tensors
+        self.load_state_dict({"key": key, "gamma": gamma, "step": torch.zeros_like(self._step)})
 
     def subset(self, index: Tensor) -> "CounterRandom":
         """The streams `index` [M] at the same step. They draw the numbers that they draw in the

@@ -17,6 +17,7 @@ from gpurl.algorithms.base import (
     episode_ends,
     restart_policy_state,
 )
+from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.engine.statistics import EpisodeStatistics, Stopwatch
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError
@@ -48,11 +49,20 @@ class Eager:
 
     name = "eager"
 
-    def __init__(self, algorithm: Algorithm, env: VecEnv, guards: Guards) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: VecEnv,
+        guards: Guards,
+        buffer: RolloutBuffer | None = None,
+    ) -> None:
+        """buffer: of the rollout, by default one that the algorithm makes."""
         self.algorithm = algorithm
         self.env = env
         self.guards = guards
-        self.buffer = algorithm.make_buffer()
+        self.buffer = algorithm.make_buffer() if buffer is None else buffer
+        # the environments of one agent, of which steps are counted
+        self.num_envs = env.num_envs
         self.statistics = EpisodeStatistics(env.num_envs, env.device, env.max_episode_steps)
         self.stopwatch = Stopwatch(env.device)
         # runs collect, prepare and learn: this engine, or CUDA graphs of it
@@ -69,6 +79,16 @@ class Eager:
         self.iteration = 0
         # transitions since the replay buffer was empty
         self.stored = 0
+
+    @property
+    def members(self) -> "tuple[Eager, ...]":
+        """The engines of the agents in training: of a population several, else this one."""
+        return (self,)
+
+    @property
+    def policies(self) -> tuple[Algorithm | None, ...]:
+        """The algorithm of each agent, None where it is lost; see `gpurl.engine.population`."""
+        return (self.algorithm,)
 
     def obstacle(self) -> str:
         """What the engine would ignore of the algorithm as it is now, or "". Methods of the
@@ -148,20 +168,24 @@ class Eager:
 
     # ---- an iteration ----
 
+    def schedule(self, progress: float) -> None:
+        """Set learning rates and the like for the next iteration."""
+        self.algorithm.schedule(progress, self.steps)
+
     def iterate(self, progress: float) -> Metrics:
         """Collect, then update. progress: of the training, from 0 to 1.
 
         Returns the update's metrics: tensors on the device, valid until the next call. EnvError
         names the environment and the step where it failed.
         """
-        self.algorithm.schedule(progress, self.steps)
+        self.schedule(progress)
         self.env.training_progress.fill_(progress)
         before = self.buffer.size
-        with self._at(self.steps - before * self.env.num_envs):
+        with self._at(self.steps - before * self.num_envs):
             # play the rollout
             self.stopwatch.mark("collect")
             self.stages.collect()
-            collected = (self.buffer.size - before) * self.env.num_envs
+            collected = (self.buffer.size - before) * self.num_envs
             # check it for NaN and compute the targets
             self.stopwatch.mark("update")
             data, bad_envs = self.stages.prepare()
@@ -186,7 +210,7 @@ class Eager:
         try:
             yield
         except EnvError as error:
-            step = steps + self.buffer.size * self.env.num_envs
+            step = steps + self.buffer.size * self.num_envs
             place = f"environment {self.guards.env_name!r} at env step {step}"
             raise EnvError(f"{place}: {error}") from error
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.envs.vec_env import Seed, Timestep, VecEnv
 from gpurl.errors import UsageError
 from gpurl.guards.contract import check_reset, check_step
 
@@ -44,15 +44,17 @@ class AppendPrivilegedState(VecEnv):
         self.num_agents = env.num_agents
         self.graph_safe = env.graph_safe
         self.max_episode_steps = env.max_episode_steps
+        self.takes_share_seeds = env.takes_share_seeds
         super().__init__(env.num_envs, env.device)
         self.training_progress = env.training_progress
         self.autoreset_mode = env.autoreset_mode
         self.metadata = env.metadata
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed, options=options)
+        # ShareSeeds only if the environment takes them
+        obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         check_reset(self.env, obs, info)
         return _concatenate(obs, info["state"]), info
 

@@ -42,7 +42,7 @@ class Reporter:
         # one iteration is the whole run
         engine = self.engine
         horizon = engine.buffer.horizon
-        num_envs = engine.env.num_envs
+        num_envs = engine.num_envs
         if remaining_steps and horizon * num_envs > total_steps:
             self.display.warn(
                 f"one iteration is {horizon * num_envs:,} steps (num_envs {num_envs:,} x horizon "
@@ -82,7 +82,7 @@ class Reporter:
             self.display.warn(
                 f"{updates:,} updates are few to learn from: a run with more total_steps, with "
                 f"more updates after a step (updates is {config.updates}) or with fewer "
-                f"environments (num_envs is {self.engine.env.num_envs:,}) has more of them"
+                f"environments (num_envs is {self.engine.num_envs:,}) has more of them"
             )
 
     def after_iteration(self, metrics: Metrics, elapsed: float, is_last: bool) -> None:
@@ -126,7 +126,10 @@ class Reporter:
         phases.pop("other", None)
         values |= {f"time/{phase}_seconds": spent for phase, spent in phases.items()}
         values |= {
-            "time/fps": (engine.steps - self.logged_steps) / max(seconds, 1e-9),
+            # of all members of a population
+            "time/fps": len(engine.members)
+            * (engine.steps - self.logged_steps)
+            / max(seconds, 1e-9),
             "time/iterations": float(engine.iteration),
             "time/total_timesteps": float(engine.steps),
             "time/time_elapsed": elapsed,

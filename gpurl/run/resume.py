@@ -2,7 +2,7 @@
 and settings that a run keeps. The number of environments may change; their episodes then start
 anew."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gpurl.algorithms.base import Algorithm
@@ -30,8 +30,8 @@ def checkpoint_parts(
     algorithm = engine.algorithm
     spaces = ("observation_space", "action_space", "state_space")
     return {
-        "model": algorithm.state_dict(),
-        "training": algorithm.extra_state(),
+        "model": _of_members(engine, lambda each: each.state_dict()),
+        "training": _of_members(engine, lambda each: each.extra_state()),
         "env": engine.env.state_dict(),
         "trainer": run | engine.state_dict(),
         "meta": {
@@ -39,8 +39,15 @@ def checkpoint_parts(
             **{name: space_to_dict(getattr(algorithm, name)) for name in spaces},
             "deployment": dict(told),
         },
-        "replay": algorithm.replay_state(),
+        "replay": _of_members(engine, lambda each: each.replay_state()),
     }
+
+
+def _of_members(engine: Eager, state_of: Callable[[Algorithm], State]) -> State:
+    """A state of the algorithm, or of a population those of its members by their index."""
+    if engine.members == (engine,):
+        return state_of(engine.algorithm)
+    return {str(k): state_of(member.algorithm) for k, member in enumerate(engine.members)}
 
 
 def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
@@ -79,10 +86,16 @@ def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
 
 
 def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
-    algorithm = engine.algorithm
+    members = {str(k): member for k, member in enumerate(engine.members)}
+    names = ("model", "training", "replay")
+    # of one agent, or of each member
+    states = {name: parts[name] for name in names}
+    if engine.members == (engine,):
+        states = {name: {"0": state} for name, state in states.items()}
     # weights, optimisers and random streams
-    algorithm.load_state_dict(parts["model"])
-    algorithm.load_extra_state(parts["training"])
+    for key, member in members.items():
+        member.algorithm.load_state_dict(states["model"][key])
+        member.algorithm.load_extra_state(states["training"][key])
     # the loop and its episodes; new episodes get another seed than the first ones had
     engine.load_state_dict(parts["trainer"])
     if parts["env"]:
@@ -90,9 +103,10 @@ def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
     else:
         engine.begin(seed + engine.iteration, stagger)
     # the replay buffer, whose newest episodes end if the environments start new ones
-    engine.stored = algorithm.load_replay_state(parts["replay"])
-    if engine.stored and not parts["env"]:
-        algorithm.mark_episode_break()
+    for key, member in members.items():
+        engine.stored = member.algorithm.load_replay_state(states["replay"][key])
+        if engine.stored and not parts["env"]:
+            member.algorithm.mark_episode_break()
 
 
 def validate_for_resume(
@@ -112,6 +126,10 @@ def validate_for_resume(
     new_count = settings.train.num_envs
     if old_count == new_count:
         return parts, []
+    if settings.train.population > 1:
+        raise CheckpointError(
+            f"the checkpoint has num_envs {old_count}, this run {new_count}; a population keeps it"
+        )
     # a replay buffer is laid out for its number of environments, a data set is not
     loses_replay = "flags" in parts["replay"]
     changed = {
@@ -170,6 +188,7 @@ def _kept_values(
     """What a resume may not change: (name, the checkpoint's value, this run's value)."""
     saved = meta["settings"]
     yield "algorithm", saved["algorithm"], settings["algorithm"]
+    yield "population", saved.get("population", 1), settings["population"]
     for name in ("observation_space", "action_space"):
         yield name, meta[name], space_to_dict(getattr(algorithm, name))
     for name in ("seed", "preset", *algorithm.config.fixed):

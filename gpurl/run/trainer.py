@@ -77,7 +77,7 @@ class Trainer:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm in training."""
+        """The algorithm in training, of a population that of member 0."""
         return self.engine.algorithm
 
     @property
@@ -95,7 +95,8 @@ class Trainer:
     def start(self) -> None:
         """Begin a new run."""
         config = self.settings.train
-        self.engine.notes += begin_from_run(self.algorithm)
+        notes = [begin_from_run(member.algorithm) for member in self.engine.members]
+        self.engine.notes += notes[0]  # the same for all
         self.engine.begin(config.seed, config.stagger)
 
     def iterate(self) -> Metrics:
@@ -190,7 +191,7 @@ class Trainer:
     def remaining_steps(self) -> int:
         """Env steps until total_steps, rounded up to whole iterations."""
         remaining = max(self.settings.train.total_steps - self.steps, 0)
-        iteration = self.engine.buffer.horizon * self.env.num_envs
+        iteration = self.engine.buffer.horizon * self.engine.num_envs
         return -(-remaining // iteration) * iteration
 
     def _limit_reached(self, elapsed_before: float) -> str:
@@ -215,7 +216,7 @@ class Trainer:
         """
         stages = self.engine.stages
         values = self.evaluations.play(
-            self.algorithm,
+            self.engine.policies,
             self.steps,
             lambda: stop.signal_number,
             stages.beside if isinstance(stages, Graphed) else lambda: None,
@@ -244,7 +245,7 @@ class Trainer:
         # weights with NaN must not replace good ones
         self.last_save = time.monotonic()
         problem = ""
-        if weights := self.engine.guards.steps.bad_weights():
+        if weights := self.engine.guards.bad_weights():
             problem = f"the weights are not finite: {weights}"
         else:
             try:
