@@ -25,6 +25,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train --resume RUN [settings]           continue a run
   gpurl train ... --callback MODULE:CLASS       with your own callback
   gpurl train ... --seeds 5                     one run for each seed, and their mean
+  gpurl train ... --population 5                five agents at once in one run
   gpurl config ALGORITHM ENV [settings]         print all settings, explained, for --config
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first

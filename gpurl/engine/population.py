@@ -32,6 +32,8 @@ from gpurl.guards.contract import reset_env, step_env
 from gpurl.guards.guards import Guards
 from gpurl.kernels.random import CounterRandom
 
+# observations of a member, with fewer of which handing them to a thread costs more than acting
+MIN_ROWS = 256
 Result = TypeVar("Result")
 
 
@@ -191,6 +193,7 @@ class Population(Eager):
             [member.statistics for member in members], guards, env
         )
         self.idle_action = idle_action(env, self.num_envs)
+        self.acts_in_threads = self.num_envs >= MIN_ROWS
         self._data: dict[int, dict[str, Tensor]] = {}
         self._threads: ThreadPoolExecutor | None = None
         if workers > 1:
@@ -215,11 +218,13 @@ class Population(Eager):
     def obstacle(self) -> str:
         return next(filter(None, (member.obstacle() for member in self._members)), "")
 
-    def _of_each(self, work: Callable[[int, Eager], Result]) -> dict[int, Result]:
-        """The results of `work` for the members that are not lost, in threads where there are
+    def _of_each(
+        self, work: Callable[[int, Eager], Result], in_threads: bool = True
+    ) -> dict[int, Result]:
+        """The results of `work` for the members that are not lost; in_threads: where there are
         some.
         """
-        if self._threads is None:
+        if self._threads is None or not in_threads:
             return {k: work(k, member) for k, member in self.live.items()}
         futures = {k: self._threads.submit(work, k, member) for k, member in self.live.items()}
         # an error is raised when nothing runs any more
@@ -257,7 +262,7 @@ class Population(Eager):
         live = self.live
         while not self.buffer.is_full:
             # members act on their observations, the environments step once
-            decisions = {k: member.act() for k, member in live.items()}
+            decisions = self._of_each(lambda k, member: member.act(), self.acts_in_threads)
             timestep = step_env(self.env, self._joined(decisions))
             self.guards.after_step(timestep, self.obs)
             self.obs = timestep.obs

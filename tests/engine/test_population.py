@@ -54,7 +54,7 @@ class Spoiled(RandomWalk):
 
 def settings_of(algorithm: str, env: str, population: int = 1, **changes: Any) -> Settings:
     values: dict[str, Any] = {"num_envs": ENVS, "population": population, "device": "cpu"}
-    if algorithm in ("dqn", "sac", "td3"):
+    if algorithm in ("dqn", "sac", "td3", "vdn"):
         values |= small_settings(algorithm) | {"learning_starts": 16}
     else:
         values |= {"horizon": HORIZON, "minibatches": 1 if algorithm == "a2c" else 2}
@@ -123,6 +123,8 @@ def member_state(member: Eager) -> dict[str, Any]:
     state = running_state(member)
     for name in ("env", "curriculum", "steps", "iteration"):
         state.pop(name)
+    for name in ("terms", "host_terms"):  # of all environments together
+        state["statistics"].pop(name)
     replay = getattr(member.algorithm, "replay", None)
     return state | {"replay": None if replay is None else replay.state_dict()}
 
@@ -141,6 +143,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("dqn", "cart_pole", {"prioritized": True}),
     ("sac", "pendulum", {}),
     ("td3", "pendulum", {}),
+    ("pqn", "cart_pole", {}),
+    ("vdn", "two_step_game", {}),
+    ("ppo", "hopper", {"horizon": 32}),
 ]
 
 
@@ -149,7 +154,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 def test_each_member_is_the_run_of_its_seed_to_the_bit(
     algorithm: str, env: str, changes: dict[str, Any], workers: int, one_thread: None
 ) -> None:
+    if env == "hopper":
+        pytest.importorskip("mujoco")
     together = population(3, algorithm, env, workers, **changes)
+    together.acts_in_threads = True  # where there are some
     logged = iterate(together)
     alone = [single(algorithm, env, SEED + k, **changes) for k in range(3)]
     logs = [iterate(engine) for engine in alone]
