@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
-from gpurl.envs.vec_env import Info, Timestep, VecEnv, describe
+from gpurl.envs.vec_env import Info, Seed, ShareSeeds, Timestep, VecEnv, describe
 from gpurl.errors import EnvError, UsageError, did_you_mean
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
@@ -112,18 +112,22 @@ class CountingEnv(VecEnv):
                 f"{name}: wanted actions {expected}, got {int(action.min())} to {int(action.max())}"
             )
 
-    def _reseed(self, random: CounterRandom, seed: int | None) -> None:
+    def _reseed(self, random: CounterRandom, seed: Seed | None) -> None:
         """Restart the streams of `random` from the `seed` of a reset, if it has one."""
         if seed is None:
             return
-        if not isinstance(seed, (int, np.integer)):
+        seeds = seed if isinstance(seed, ShareSeeds) else (seed,)
+        if not all(isinstance(each, (int, np.integer)) for each in seeds):
             raise UsageError(
                 f"reset takes one seed, from which each environment gets a random stream, got "
                 f"{seed!r}"
             )
-        # loaded in place, as a CUDA graph reads these tensors
-        fresh = CounterRandom(int(seed), self.num_envs, self.device, self.first_env)
-        random.load_state_dict(fresh.state_dict())
+        if len(seeds) == 0 or self.num_envs % len(seeds):
+            raise UsageError(
+                f"{len(seeds)} seeds need equal shares of the environments, there are "
+                f"{self.num_envs}"
+            )
+        random.restart([int(each) for each in seeds], self.first_env)
 
     def _count(self, reward: Tensor, valid: Tensor | None = None) -> None:
         """Count one step with reward [N] or [N, A], except where valid [N] is False."""

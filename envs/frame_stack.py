@@ -16,7 +16,7 @@ from gpurl.envs import registry
 from gpurl.envs._counting_env import widen
 from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.stacked_box import StackedBox
-from gpurl.envs.vec_env import Info, Options, Timestep, VecEnv, check_at_least_one
+from gpurl.envs.vec_env import Info, Options, Seed, Timestep, VecEnv, check_at_least_one
 from gpurl.envs.wrapper import VecEnvWrapper
 from gpurl.errors import UsageError
 
@@ -60,9 +60,10 @@ class FrameStack(VecEnvWrapper):
         self._stack: Tensor | None = None
 
     def reset(
-        self, *, seed: int | None = None, options: Options | None = None
+        self, *, seed: Seed | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
-        obs, info = self.env.reset(seed=seed, options=options)
+        # ShareSeeds only if the environment takes them
+        obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         first = self._repeated(obs)
         mask = (options or {}).get("reset_mask")
         if self._stack is None:

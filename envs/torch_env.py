@@ -20,6 +20,7 @@ from gpurl.envs.observation_groups import GroupedBox, group_spaces
 from gpurl.envs.vec_env import (
     Info,
     Options,
+    Seed,
     TensorSpec,
     Timestep,
     check_at_least_one,
@@ -50,6 +51,7 @@ class TorchEnv(CountingEnv):
     """
 
     graph_safe = True
+    takes_share_seeds = True
 
     def __init__(
         self,
@@ -215,7 +217,7 @@ class TorchEnv(CountingEnv):
 
     @on_own_device
     def reset(
-        self, *, seed: int | None = None, options: Options | None = None
+        self, *, seed: Seed | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
         if self._state is None:
             self._check_shapes()

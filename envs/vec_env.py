@@ -23,6 +23,15 @@ Info = dict[str, Any]  # nested dicts of tensors and plain values: info of a ste
 Options = dict[str, Any]  # of `reset`, as Gymnasium has them: "reset_mask" [N] bool, and others
 
 
+class ShareSeeds(tuple[int, ...]):
+    """Seeds of a reset for equal shares of the environments, one share after the other: each share
+    begins as environments of its seed alone do. For classes with `takes_share_seeds`.
+    """
+
+
+Seed = int | ShareSeeds
+
+
 class Timestep(NamedTuple):
     """The result of a step; unpacks as Gymnasium's five values. `step_specs` has the shapes and
     dtypes. `obs` is new memory in each step, since the trainer records the previous one later.
@@ -72,6 +81,8 @@ class VecEnv(gymnasium.vector.VectorEnv):
     single_state_space: gymnasium.Space | None = None  # of privileged observations of the critic
     num_agents: int = 1
     graph_safe: bool = False
+    # whether `reset` takes `ShareSeeds`: what an environment draws depends on its stream alone
+    takes_share_seeds: bool = False
     # a reset of some environments takes effect in their next step, which is then no transition
     resets_late: bool = False
     # only one can exist in a process: evaluation then runs once, after training, in the same one

@@ -18,6 +18,7 @@ ATTRIBUTES = (
     "num_agents",
     "graph_safe",
     "resets_late",
+    "takes_share_seeds",
     "single_instance",
     "control_step",
     "render_fps",

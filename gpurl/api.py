@@ -314,6 +314,8 @@ def _run_logged(trainer: Trainer, is_resumed: bool) -> Outcome:
         if not trainer.steps:
             logger.hyper_parameters(settings.to_dict())
         environments = counted(config.num_envs, "environment")
+        if config.population > 1:
+            environments = f"{config.population} members of {environments}"
         title = f"{settings.algorithm} on {settings.env}, {environments}, {device}"
         if trainer.ranks.count > 1:
             title += f", {trainer.ranks.count} processes"
@@ -383,6 +385,7 @@ def evaluate_run(
     best: bool = True,
     env: EnvOrName | None = None,
     env_options: Mapping[str, object] | None = None,
+    member: int | None = None,
 ) -> dict[str, float]:
     """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation
     and length.
@@ -390,13 +393,13 @@ def evaluate_run(
     seed: of the environments, by default one that no evaluation of a training uses. env: as `train`
     takes it, for another task than that of the training or one that its name cannot make;
     an instance is not closed. env_options: instead of the training's, or of the other task.
-    UsageError if the task has other spaces.
+    member: of a population, by default the best one. UsageError if the task has other spaces.
     """
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     name, instance = ("", None) if env is None else name_of_env(env)
     chosen = choose_device(device) if instance is None else instance.device
-    policy = load(path, str(chosen), best=best)
+    policy = load(path, str(chosen), best=best, member=member)
     settings = policy.settings
     name = name or settings["env"]
     if env_options is None:

@@ -214,9 +214,15 @@ def _like(tensor: Tensor, obs: Array | Mapping[str, Array]) -> Array:
     return tensor if isinstance(first, Tensor) else tensor.cpu().numpy()
 
 
-def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True) -> Policy:
+def load(
+    path: str | Path,
+    device: str = "cpu",
+    num_envs: int = 1,
+    best: bool = True,
+    member: int | None = None,
+) -> Policy:
     """The policy of a checkpoint folder, or of the best checkpoint of a run folder (best=False: the
-    latest).
+    latest). member: of a population, by default the best one in its evaluation.
     """
     with on_device(torch.device(device)):
-        return Policy(*load_algorithm(path, device, num_envs, best))
+        return Policy(*load_algorithm(path, device, num_envs, best, member))

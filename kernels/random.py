@@ -13,7 +13,7 @@ bits of a word; normals come in Box-Muller pairs (Box and Muller 1958).
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, ParamSpec, SupportsIndex
 
 import torch
@@ -327,6 +327,19 @@ class CounterRandom:
         self.key.copy_(key)
         self.gamma.copy_(gamma)
         self._ahead.clear()
+
+    def restart(self, seeds: Sequence[int], first: int = 0) -> None:
+        """Begin anew with an equal share of the streams for each seed, one share after the other:
+        share k has the streams first, first + 1, ... of seeds[k]. ValueError if they do not share
+        equally.
+        """
+        share, rest = divmod(self.num_envs, len(seeds))
+        if rest:
+            raise ValueError(f"{self.num_envs} streams are no equal shares for {len(seeds)} seeds")
+        pairs = [stream_constants(seed, share, self.device, first) for seed in seeds]
+        key, gamma = (torch.cat(tensors) for tensors in zip(*pairs))
+        # loaded in place, as a CUDA graph reads these tensors
+        self.load_state_dict({"key": key, "gamma": gamma, "step": torch.zeros_like(self._step)})
 
     def subset(self, index: Tensor) -> "CounterRandom":
         """The streams `index` [M] at the same step. They draw the numbers that they draw in the

@@ -41,6 +41,7 @@ from gpurl.envs.registry import check_options
 from gpurl.envs.vec_env import (
     Info,
     Options,
+    Seed,
     TensorSpec,
     Timestep,
     check_at_least_one,
@@ -214,7 +215,7 @@ class MujocoEnv(CountingEnv):
     # ---- the contract ----
 
     def reset(
-        self, *, seed: int | None = None, options: Options | None = None
+        self, *, seed: Seed | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
         self._reseed(self._random, seed)
         # all worlds, or those in the mask

@@ -33,6 +33,10 @@ def config_template(settings: Settings) -> str:
         "",
         f"# ---- {settings.algorithm} ----",
         *_commented(type(settings.algorithm_config), values, ""),
+        "",
+        "# ---- what members of a population have of their own: a list, one number for each ----",
+        "",
+        *_member_lines(settings),
     ]
     return "\n".join(lines) + "\n"
 
@@ -52,6 +56,13 @@ def _option_lines(settings: Settings) -> list[str]:
             lines.append(f"#   # {line}")
         lines += [f"#   {line}" for line in _yaml_lines({name: value})]
     return lines if others or given else []
+
+
+def _member_lines(settings: Settings) -> list[str]:
+    """The settings that members have of their own; without any an example, as a comment."""
+    if settings.member:
+        return _yaml_lines({"member": settings.to_dict()["member"]})
+    return ["# member:", "#   learning_rate: [0.001, 0.0003]"]
 
 
 def _commented(config: type, values: dict[str, Any], indent: str) -> list[str]:

@@ -1,9 +1,13 @@
-"""The options of an environment as a dataclass, from which the command line is made."""
+"""The options of an environment, and the settings of a population's members, as dataclasses, from
+which the command line is made.
+"""
 
 import dataclasses
 import typing
 
+from gpurl.algorithms.base import AlgorithmConfig
 from gpurl.envs.registry import env_options, option_types, resolve_env
+from gpurl.run.members import member_settings
 
 SIMPLE_TYPES = (bool, int, float, str)
 
@@ -22,3 +26,13 @@ def options_class(env: str) -> type:
         if name not in given and is_optional and members <= {*SIMPLE_TYPES}:
             fields.append((name, kind, dataclasses.field(default=parameter.default)))
     return dataclasses.make_dataclass("EnvOptions", fields)
+
+
+def members_class(config: type[AlgorithmConfig]) -> type:
+    """A dataclass of the settings in which members of a population may differ: lists, by default
+    empty.
+    """
+    fields = [
+        (name, tuple[float, ...], dataclasses.field(default=())) for name in member_settings(config)
+    ]
+    return dataclasses.make_dataclass("MemberSettings", fields)

@@ -14,6 +14,7 @@ from gpurl.checks import choices_of
 from gpurl.cli.config_template import field_help
 from gpurl.cli.env_options import options_class
 from gpurl.envs.registry import option_help, resolve_env
+from gpurl.run.members import member_settings
 from gpurl.run.other_names import names_elsewhere
 from gpurl.run.settings import Settings, TrainConfig
 
@@ -34,8 +35,8 @@ GROUPS = {
 }
 # what is changed first
 COMMON = {
-    *("preset", "num_envs", "total_steps", "max_seconds", "stop_return", "seed", "device"),
-    "run_dir",
+    *("preset", "num_envs", "population", "total_steps", "max_seconds", "stop_return"),
+    *("seed", "device", "run_dir"),
     *("horizon", "learning_rate", "gamma", "epochs", "minibatches", "entropy_coef", "clip_range"),
     *("batch_size", "updates", "learning_starts", "n_step", "temperature", "noise_std"),
     *("teacher", "dataset", "network.hidden", "network.activation", "network.memory"),
@@ -114,6 +115,16 @@ def _groups(settings: Settings, command: type) -> dict[str, list[Line]]:
             _typed(settings.env_options.get(name, default)),
         )
         for name, default in values.items()
+    ]
+    # what members of a population have of their own
+    groups["Members"] = [
+        Line(
+            f"member.{name}",
+            "FLOAT ...",
+            f"{name} of each member of the population.",
+            _typed(settings.member.get(name, ())),
+        )
+        for name in member_settings(type(settings.algorithm_config))
     ]
     return groups
 

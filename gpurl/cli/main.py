@@ -29,6 +29,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train ... --callback MODULE:CLASS       with your own callback
   gpurl train ... --seeds 5                     one run for each seed, and their mean
   gpurl train ... --processes 4                 one agent on four GPUs
+  gpurl train ... --population 5                five agents at once in one run
   gpurl config ALGORITHM ENV [settings]         print all settings, explained, for --config
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
@@ -273,6 +274,7 @@ def evaluate(
     env: str | None = None,
     env_options: tuple[str, ...] = (),
     seed: int | None = None,
+    member: int | None = None,
     json: bool = False,
 ) -> int:
     """Evaluate a trained policy.
@@ -285,6 +287,7 @@ def evaluate(
         env: another environment than that of the training, with the same spaces
         env_options: its options as NAME=VALUE, instead of those of the training
         seed: of the environments; by default one that no evaluation of a training uses
+        member: of a population, by default the best one
         json: print the numbers as one line of JSON
     """
     from gpurl.api import evaluate_run
@@ -293,7 +296,7 @@ def evaluate(
     from gpurl.run.summary import spread
 
     options = read_options(env_options) if env_options else None
-    values = evaluate_run(run, episodes, device, seed, not latest, env, options)
+    values = evaluate_run(run, episodes, device, seed, not latest, env, options, member)
     if json:
         print_json({"run": str(run), **values})
         return 0
@@ -362,6 +365,7 @@ def export(
     format: Literal["onnx", "pt2", "torchscript"] = "onnx",
     out: Path | None = None,
     latest: bool = False,
+    member: int | None = None,
 ) -> int:
     """Write the policy as one file that acts without gpurl, and its description as JSON.
 
@@ -370,10 +374,11 @@ def export(
         format: onnx, pt2 (torch.export) or torchscript
         out: FILE to write, by default policy.onnx in the run folder; the JSON is FILE.json
         latest: the latest checkpoint, not the best one
+        member: of a population, by default the best one
     """
     from gpurl.export.run import export_run
 
-    exported = export_run(run, format, out, not latest)
+    exported = export_run(run, format, out, not latest, member)
     print(f"policy {exported.file}\ndescription {exported.description}")
     if exported.difference is not None:
         print(f"compared with the policy: actions differ by {exported.difference:.1g} at most")

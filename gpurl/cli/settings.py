@@ -17,11 +17,12 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from gpurl.checks import MAX_INTEGER
-from gpurl.cli.env_options import options_class
+from gpurl.cli.env_options import members_class, options_class
 from gpurl.envs.registry import check_options, resolve_env
 from gpurl.errors import UsageError
 from gpurl.nn.encoders import CONVOLUTIONAL
 from gpurl.run.config_file import read_config
+from gpurl.run.members import member_values
 from gpurl.run.other_names import here
 from gpurl.run.settings import Settings, TrainConfig, make_defaults, merge, refuse_memory
 
@@ -128,7 +129,18 @@ def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
         )
     if options.max_restarts and options.processes == 1:
         raise UsageError(f"--max-restarts {options.max_restarts} goes with --processes")
-    return _parse_settings(words, options.config, options.resume, "train", options), options
+    settings = _parse_settings(words, options.config, options.resume, "train", options)
+    if options.seeds > 1 and settings.train.population > 1:
+        raise UsageError(
+            f"--seeds {options.seeds} trains runs one after another, population "
+            f"{settings.train.population} the seeds of one run at once: leave out one of them"
+        )
+    if options.processes > 1 and settings.train.population > 1:
+        raise UsageError(
+            f"--processes {options.processes} trains one agent on several processes, population "
+            f"{settings.train.population} several in one: leave out one of them"
+        )
+    return settings, options
 
 
 def parse_config(words: list[str]) -> Settings:
@@ -282,7 +294,9 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
     """
     options = options_class(base.env)
     config_class = type(base.algorithm_config)
+    of_members = members_class(config_class)
     kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")
+    kinds |= _kinds(of_members, "member.")
     _refuse_other_names(flags, kinds)
     _refuse_memory(flags, base.algorithm, kinds)
     _refuse_unknown_options(flags, base.env, {item.name for item in dataclasses.fields(options)})
@@ -296,6 +310,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
             ("train", Annotated[TrainConfig, tyro.conf.arg(name="")]),
             ("algorithm", Annotated[config_class, tyro.conf.arg(name="")]),
             ("env", options),
+            ("member", of_members),
         ],
     )
     names = {item.name for item in dataclasses.fields(options)}
@@ -305,7 +320,9 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
     parsed: Any = tyro.cli(  # an instance of the class above
         all_settings,
         args=_as_flags(flags, kinds),
-        default=all_settings(base.train, base.algorithm_config, env_default),
+        default=all_settings(
+            base.train, base.algorithm_config, env_default, of_members(**base.member)
+        ),
         prog=f"gpurl {command} {base.algorithm} {base.env}",
         registry=_NUMBERS,
     )
@@ -316,12 +333,16 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
         for name, value in dataclasses.asdict(parsed.env).items()
         if value != getattr(env_default, name)
     }
-    return dataclasses.replace(
+    given = {name: value for name, value in dataclasses.asdict(parsed.member).items() if value}
+    settings = dataclasses.replace(
         base,
         train=parsed.train,
         algorithm_config=parsed.algorithm,
         env_options=base.env_options | changed,
+        member=member_values(config_class, given),
     )
+    settings.member_configs()  # or an error
+    return settings
 
 
 def _refuse_other_names(flags: list[str], kinds: dict[str, object]) -> None:

@@ -1,5 +1,7 @@
 """Chooses the engine of a run: the only place that asks for device, backend, head and memory."""
 
+from collections.abc import Sequence
+
 import torch
 
 from gpurl.algorithms.base import Algorithm
@@ -17,6 +19,7 @@ from gpurl.engine.eager import Eager
 from gpurl.engine.fused_update import FusedUpdate, PersistentFused, fused_update_obstacle
 from gpurl.engine.graphs import Backend, CudaGraphs, Graphed
 from gpurl.engine.persistent import PersistentRollout, persistent_obstacle
+from gpurl.engine.population import Population, Share
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
@@ -81,6 +84,33 @@ def _of_ranks(
         )
     reason = f"no faster one: {num_ranks} processes average their gradients before each step"
     return Eager(algorithm, env, guards), [reason]
+
+
+def choose_population(
+    algorithms: Sequence[Algorithm],
+    env: VecEnv,
+    env_name: str,
+    nan: str,
+    update: str = "auto",
+    workers: int = 1,
+) -> tuple[Population, list[str]]:
+    """(the engine of a population, why its members are none of the faster ones).
+
+    env: an equal share for each of `algorithms`; env_name, nan: as `Guards` has them. workers:
+    members that learn at a time, on a CPU.
+    """
+    reasons = list[str]()
+    members = list[Eager]()
+    for algorithm in algorithms:
+        share = Share(env, algorithm.num_envs)
+        guards = Guards(env_name, algorithm, share, nan)
+        reasons = []  # the same for all
+        members.append(_without_graphs(algorithm, share, guards, "off", "steps", update, reasons))
+    threads = torch.get_num_threads()
+    if env.device.type != "cpu":
+        reasons.append("no CUDA graphs: a population launches for each member in turn")
+        workers = 1
+    return Population(members, env, workers, threads), reasons
 
 
 def _beside(algorithm: Algorithm, env: VecEnv, guards: Guards, reasons: list[str]) -> Eager:

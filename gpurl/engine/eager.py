@@ -17,6 +17,7 @@ from gpurl.algorithms.base import (
     episode_ends,
     restart_policy_state,
 )
+from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.engine.statistics import EpisodeStatistics, Stopwatch
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError
@@ -48,12 +49,20 @@ class Eager:
 
     name = "eager"
 
-    def __init__(self, algorithm: Algorithm, env: VecEnv, guards: Guards) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: VecEnv,
+        guards: Guards,
+        buffer: RolloutBuffer | None = None,
+    ) -> None:
+        """buffer: of the rollout, by default one that the algorithm makes."""
         self.algorithm = algorithm
         self.env = env
         self.guards = guards
-        self.buffer = algorithm.make_buffer()
-        # the processes that train this agent, and the environments of all of them
+        self.buffer = algorithm.make_buffer() if buffer is None else buffer
+        # the processes that train this agent; its environments on all of them, of which steps are
+        # counted
         self.ranks = algorithm.ranks
         self.num_envs = env.num_envs * self.ranks.count
         self.statistics = EpisodeStatistics(
@@ -74,6 +83,16 @@ class Eager:
         self.iteration = 0
         # transitions since the replay buffer was empty
         self.stored = 0
+
+    @property
+    def members(self) -> "tuple[Eager, ...]":
+        """The engines of the agents in training: of a population several, else this one."""
+        return (self,)
+
+    @property
+    def policies(self) -> tuple[Algorithm | None, ...]:
+        """The algorithm of each agent, None where it is lost; see `gpurl.engine.population`."""
+        return (self.algorithm,)
 
     def obstacle(self) -> str:
         """What the engine would ignore of the algorithm as it is now, or "". Methods of the
@@ -166,13 +185,17 @@ class Eager:
 
     # ---- an iteration ----
 
+    def schedule(self, progress: float) -> None:
+        """Set learning rates and the like for the next iteration."""
+        self.algorithm.schedule(progress, self.steps)
+
     def iterate(self, progress: float) -> Metrics:
         """Collect, then update. progress: of the training, from 0 to 1.
 
         Returns the update's metrics: tensors on the device, valid until the next call. EnvError
         names the environment and the step where it failed.
         """
-        self.algorithm.schedule(progress, self.steps)
+        self.schedule(progress)
         self.env.training_progress.fill_(progress)
         before = self.buffer.size
         with self._at(self.steps - before * self.num_envs):

@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.envs.vec_env import Seed, Timestep, VecEnv
 from gpurl.envs.wrapper import VecEnvWrapper
 from gpurl.errors import UsageError
 from gpurl.guards.contract import check_reset, check_step
@@ -42,9 +42,10 @@ class AppendPrivilegedState(VecEnvWrapper):
         self.single_state_space = None  # it is among the observations now
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed, options=options)
+        # ShareSeeds only if the environment takes them
+        obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         check_reset(self.env, obs, info)
         return _concatenate(obs, info["state"]), info
 

@@ -32,10 +32,15 @@ class Exported(NamedTuple):
 
 
 def export_run(
-    path: str | Path, export_format: str = "onnx", out: str | Path | None = None, best: bool = True
+    path: str | Path,
+    export_format: str = "onnx",
+    out: str | Path | None = None,
+    best: bool = True,
+    member: int | None = None,
 ) -> Exported:
     """Write the policy of a run or checkpoint folder, by default into the run folder, as
-    policy.onnx, policy.pt2 or policy.torchscript.pt; best=False: of the latest checkpoint.
+    policy.onnx, policy.pt2 or policy.torchscript.pt; best=False: of the latest checkpoint. member:
+    of a population, by default the best one.
 
     The file is loaded again and compared with `gpurl.load(path).act`. UsageError if they differ,
     for an unknown format, a missing package, an operation that the format lacks, and a file that
@@ -47,7 +52,7 @@ def export_run(
             f"{', '.join(FORMATS)}"
         )
     kind, path = FORMATS[export_format], Path(path)
-    policy = load(path, best=best)
+    policy = load(path, best=best, member=member)
     file = Path(out).expanduser() if out else run_of(path) / f"policy{kind.suffix}"
     beside = file.with_name(f"{file.name}.json")
     _check_target(file)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpurl.envs.vec_env import (
     Info,
+    Seed,
     TensorSpec,
     Timestep,
     VecEnv,
@@ -49,12 +50,15 @@ def step_env(env: VecEnv, actions: Tensor) -> Timestep:
         _raise_crash(env, "step", error)
 
 
-def reset_env(env: VecEnv, seed: int | None = None, mask: Tensor | None = None) -> Tensor:
+def reset_env(env: VecEnv, seed: Seed | None = None, mask: Tensor | None = None) -> Tensor:
     """The first observations after env.reset, checked."""
     try:
-        result: object = (
-            env.reset(seed=seed) if mask is None else env.reset(options={"reset_mask": mask})
-        )
+        result: object
+        if mask is None:
+            # ShareSeeds only if the environment takes them
+            result = env.reset(seed=seed)  # type: ignore[arg-type]
+        else:
+            result = env.reset(options={"reset_mask": mask})
     except Exception as error:
         _raise_crash(env, "reset", error)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):

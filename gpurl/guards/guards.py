@@ -35,6 +35,10 @@ class Guards:
         """Count from here: a run continues after this iteration."""
         self.steps.begin(iteration)
 
+    def bad_weights(self) -> str:
+        """A description of weights that are not finite; empty if all are finite. A host sync."""
+        return self.steps.bad_weights()
+
     def after_step(self, timestep: Timestep, before: Tensor | None = None) -> None:
         """EnvError if the step breaks the contract; before: the observations acted on."""
         self.contract.check(timestep, before)
@@ -71,7 +75,7 @@ class Guards:
         return logged
 
     def _report_rows(self, values: dict[str, float], iteration: int, env_ids: list[int]) -> None:
-        weights = self.steps.bad_weights() if values["policy_diverged"] else ""
+        weights = self.bad_weights() if values["policy_diverged"] else ""
         self.finite.report(values, self.num_envs, iteration, env_ids, weights)
 
     def _report_steps(self, values: dict[str, float], iteration: int) -> None:

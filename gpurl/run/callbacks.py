@@ -15,7 +15,7 @@ from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import GpurlError, UsageError, raised_at
 
-OWN_GROUPS = ("train", "rollout", "eval", "env", "time")  # of gpurl's tags
+OWN_GROUPS = ("train", "rollout", "eval", "env", "time", "members")  # of gpurl's tags
 
 
 @dataclass
@@ -31,8 +31,13 @@ class RunView:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm in training."""
+        """The algorithm in training, of a population that of member 0."""
         return self.engine.algorithm
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        """The algorithms of all members of a population; else the one in training."""
+        return tuple(member.algorithm for member in self.engine.members)
 
     @property
     def env(self) -> VecEnv:

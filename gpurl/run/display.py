@@ -30,6 +30,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "episode return": ("rollout/ep_rew_mean",),
     "episode length": ("rollout/ep_len_mean",),
     "eval return": ("eval/mean_reward",),
+    "eval of all members": ("eval/population_mean",),
     "value loss": ("train/value_loss", "train/critic_loss", "train/loss"),
     "actor loss": ("train/actor_loss",),
     "KL": ("train/approx_kl",),

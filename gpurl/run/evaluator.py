@@ -4,7 +4,7 @@ is decided before, so short ones are not favoured.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm, PolicyState, episode_ends, restart_policy_state
 from gpurl.checkpoints.state_files import State
 from gpurl.engine.graphs import WARM_UPS, Backend, in_place
-from gpurl.envs.vec_env import VecEnv
+from gpurl.envs.vec_env import ShareSeeds, VecEnv
 from gpurl.errors import EndlessEpisodeError, NonFiniteError, first_line
 from gpurl.guards.contract import reset_env, step_env
 from gpurl.run.display import counted
@@ -32,6 +32,29 @@ def greedy(algorithm: Algorithm) -> Act:
     def act(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         decision = algorithm.act(obs, policy_state, explore=False)
         return decision.action, decision.policy_state
+
+    return act
+
+
+def greedy_members(policies: Sequence[Algorithm | None]) -> Act:
+    """The policies of a population without exploration, each on its share of the rows; in place of
+    a lost one, None, the first of the others plays.
+    """
+    others = next(each for each in policies if each is not None)
+    players = [others if each is None else each for each in policies]
+    if len(players) == 1:
+        return greedy(others)
+
+    def act(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        size = len(obs) // len(players)
+        states = [memory.split(size) for memory in policy_state]
+        decisions = [
+            player.act(own, tuple(memory[k] for memory in states), explore=False)
+            for k, (player, own) in enumerate(zip(players, obs.split(size)))
+        ]
+        memories = zip(*(decision.policy_state for decision in decisions))
+        action = torch.cat([decision.action for decision in decisions])
+        return action, tuple(torch.cat(each) for each in memories)
 
     return act
 
@@ -56,15 +79,20 @@ class Player:
         episodes: int,
         policy_state: PolicyState = (),
         graphs: Backend | None = None,
+        members: int = 1,
     ) -> None:
         """episodes: all that are counted; policy_state: before the first step. graphs: for a
-        `graph_safe` environment only.
+        `graph_safe` environment only. members: of a population, each with an equal share of the
+        environments, in which it plays `episodes` episodes, the same ones as the others.
         """
         self.act = act
         self.env = env
+        self.members = members
         # how many each environment plays is decided before, however short its own are
-        whole, rest = divmod(episodes, env.num_envs)
-        self.quota = whole + (torch.arange(env.num_envs, device=env.device) < rest).long()  # [N]
+        share = env.num_envs // members
+        whole, rest = divmod(episodes, share)
+        quota = whole + (torch.arange(share, device=env.device) < rest).long()
+        self.quota = quota.repeat(members)  # [N]
         self.max_quota = whole + bool(rest)
         self.first_policy_state = policy_state
         self.graphs = graphs
@@ -72,8 +100,9 @@ class Player:
         self.obs = torch.empty(0)
         self.policy_state = policy_state
         self.finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-        # sums over finite episodes: number, return, squared return, length; number of the others
-        self.sums = torch.zeros(5, dtype=torch.float64, device=env.device)
+        # sums over a member's finite episodes: number, return, squared return, length; number of
+        # the others
+        self.sums = torch.zeros(members, 5, dtype=torch.float64, device=env.device)
         self._warmed_up = 0
         self._replay: Callable[[], None] | None = None
 
@@ -83,7 +112,17 @@ class Player:
         max_steps: int | None = None,
         should_stop: Callable[[], object] = bool,
     ) -> dict[str, float]:
-        """Play the episodes and return their statistics, named as they are logged.
+        """Play the episodes of one policy; see `play_each`."""
+        (values,) = self.play_each(seed, max_steps, should_stop)
+        return values
+
+    def play_each(
+        self,
+        seed: int = 0,
+        max_steps: int | None = None,
+        should_stop: Callable[[], object] = bool,
+    ) -> list[dict[str, float]]:
+        """Play the episodes and return each member's statistics, named as they are logged.
 
         Episodes whose return is NaN or infinite are skipped and counted as
         eval/non_finite_episodes; if there are no others the mean is NaN. Raises EndlessEpisodeError
@@ -122,7 +161,8 @@ class Player:
         return seconds * self.env.max_episode_steps * self.max_quota
 
     def _begin(self, seed: int) -> None:
-        obs = reset_env(self.env, seed)
+        seeds = seed if self.members == 1 else ShareSeeds((seed,) * self.members)
+        obs = reset_env(self.env, seeds)
         self.sums.zero_()
         self.finished.zero_()
         first = (obs, *self.first_policy_state)
@@ -185,12 +225,18 @@ class Player:
         is_finite = returns.isfinite()
         rows = torch.stack((is_finite, returns, returns.square(), lengths, ~is_finite))
         rows[:4] = torch.where(is_finite, rows[:4], 0.0)
-        self.sums += torch.where(counts, rows, 0.0).sum(1)
+        shares = torch.where(counts, rows, 0.0).unflatten(1, (self.members, -1))
+        self.sums += shares.sum(2).T
         self.finished += counts
 
-    def _statistics(self) -> dict[str, float]:
+    def _statistics(self) -> list[dict[str, float]]:
         """On the host; without a finite episode they are NaN."""
-        count, total, squares, length, non_finite = self.sums.tolist()
+        return [self._of_member(*sums) for sums in self.sums.tolist()]
+
+    @staticmethod
+    def _of_member(
+        count: float, total: float, squares: float, length: float, non_finite: float
+    ) -> dict[str, float]:
         divisor = count or math.nan
         mean = total / divisor
         deviation = max(squares / divisor - mean * mean, 0.0) ** 0.5
@@ -216,6 +262,23 @@ def evaluate(
     return Player(act, env, episodes, policy_state).play(seed, max_steps, should_stop)
 
 
+def of_population(values: Sequence[dict[str, float]], is_lost: Sequence[bool]) -> dict[str, float]:
+    """The evaluation of a population: that of its best member, which member it is, the mean over
+    members, and the return of each. Members that are lost, or have no finite episode, are left out.
+    """
+    means = [each["eval/mean_reward"] for each in values]
+    ranked = [k for k, mean in enumerate(means) if not is_lost[k] and math.isfinite(mean)]
+    best = max(ranked, key=means.__getitem__, default=is_lost.index(False))
+    non_finite = sum(each.get("eval/non_finite_episodes", 0.0) for each in values)
+    return {
+        **values[best],
+        "eval/best_member": best,
+        "eval/population_mean": sum(means[k] for k in ranked) / (len(ranked) or math.nan),
+        **{f"members/{k}/eval_reward": means[k] for k in ranked},
+        **({"eval/non_finite_episodes": non_finite} if non_finite else {}),
+    }
+
+
 class Evaluations:
     """The evaluations of a run: when the next one is due, the newest values and the best return."""
 
@@ -224,7 +287,8 @@ class Evaluations:
         self.env = env
         self.env_name = env_name
         self.episodes = config.eval_episodes
-        self.raises_at_nan = config.nan == "raise"
+        # of a population NaN costs one member's episodes, not the run
+        self.raises_at_nan = config.nan == "raise" and config.population == 1
         self.total_steps = config.total_steps
         self.every = config.eval_every or max(config.total_steps // 10, 1)  # env steps
         # evaluations wait until they are a small share of the time
@@ -261,25 +325,26 @@ class Evaluations:
 
     def play(
         self,
-        algorithm: Algorithm,
+        policies: Sequence[Algorithm | None],
         steps: int,
         should_stop: Callable[[], object],
         graphs: Callable[[], Backend | None] = lambda: None,
         seconds: float = math.inf,
     ) -> dict[str, float]:
         """Evaluate at env step `steps`; returns the values to log, {} if there are none, or if it
-        would take too long yet. graphs: makes their backend; seconds: as `is_due` takes them.
+        would take too long yet. policies: as `Eager.policies`. graphs: makes their backend;
+        seconds: as `is_due` takes them.
         """
         began = time.monotonic()
         spent = self.seconds
         try:
-            return self._play(algorithm, steps, should_stop, graphs, seconds)
+            return self._play(policies, steps, should_stop, graphs, seconds)
         finally:
             self.seconds = spent + time.monotonic() - began
 
     def _play(
         self,
-        algorithm: Algorithm,
+        policies: Sequence[Algorithm | None],
         steps: int,
         should_stop: Callable[[], object],
         graphs: Callable[[], Backend | None],
@@ -289,7 +354,7 @@ class Evaluations:
             self.next_at = (steps // self.every + 1) * self.every
             return {}
         self.env.training_progress.fill_(min(steps / self.total_steps, 1.0))
-        player = self._player_of(algorithm, self.env, graphs)
+        player = self._player_of(policies, self.env, graphs)
         # the first evaluation may take long: it waits, too
         if self.may_wait and self.next_seconds is None and seconds < math.inf:
             self.next_seconds = player.max_seconds(should_stop)
@@ -301,7 +366,7 @@ class Evaluations:
         had_graphs = player.graphs is not None
         began = time.monotonic()
         try:
-            values = player.play(EVAL_SEED, should_stop=should_stop)
+            each = player.play_each(EVAL_SEED, should_stop=should_stop)
             self.next_seconds = time.monotonic() - began
         except EndlessEpisodeError as error:
             self.warnings.append(f"no more evaluations: {error}")
@@ -310,6 +375,9 @@ class Evaluations:
             return {}
         if had_graphs and player.obstacle:
             self.warnings.append(f"evaluations are played without CUDA graphs: {player.obstacle}")
+        values = each[0]
+        if len(policies) > 1:
+            values = of_population(each, [policy is None for policy in policies])
         # episodes with NaN, and the best return so far
         if non_finite := values.get("eval/non_finite_episodes"):
             self._report_non_finite(non_finite)
@@ -323,14 +391,20 @@ class Evaluations:
         return values
 
     def _player_of(
-        self, algorithm: Algorithm, env: VecEnv, graphs: Callable[[], Backend | None]
+        self,
+        policies: Sequence[Algorithm | None],
+        env: VecEnv,
+        graphs: Callable[[], Backend | None],
     ) -> Player:
         """The player of the evaluations before, if it had graphs; else a new one."""
         player = self._player
         if player is None or player.env is not env or not (player.graphs or player.obstacle):
-            policy_state = algorithm.initial_policy_state(env.num_envs)
+            act = greedy_members(policies)
+            first = next(each for each in policies if each is not None)
+            policy_state = first.initial_policy_state(env.num_envs)
             backend = graphs() if env.graph_safe else None
-            player = Player(greedy(algorithm), env, self.episodes, policy_state, backend)
+            count = len(policies)
+            player = Player(act, env, self.episodes, policy_state, backend, count)
             self._player = player
         return player
 

@@ -15,6 +15,7 @@ from gpurl.checkpoints.spaces import space_from_dict
 from gpurl.checkpoints.state_files import State
 from gpurl.errors import CheckpointError
 from gpurl.run.init_from import take_parts
+from gpurl.run.members import choose_member, member_configs
 from gpurl.run.settings import build_algorithm_config
 
 
@@ -28,26 +29,34 @@ class Loaded(NamedTuple):
 
 
 def load_algorithm(
-    path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True
+    path: str | Path,
+    device: str = "cpu",
+    num_envs: int = 1,
+    best: bool = True,
+    member: int | None = None,
 ) -> Loaded:
     """From a checkpoint folder, or from the best checkpoint of a run folder (best=False: the
-    latest).
+    latest). member: of a population, by default the best one.
     """
     parts, manifest = load_checkpoint(Path(path), device, best=best)
     # the file may be another program's: every misfit is a CheckpointError
     try:
         meta = parts["meta"]
         settings = meta["settings"]
+        population = settings.get("population", 1)
+        chosen = choose_member(member, population, parts["trainer"])
+        shared = build_algorithm_config(settings["algorithm"], settings)
         algorithm = make_algorithm(
             settings["algorithm"],
-            build_algorithm_config(settings["algorithm"], settings),
+            member_configs(shared, population, settings.get("member", {}))[chosen],
             space_from_dict(meta["observation_space"]),
             space_from_dict(meta["action_space"]),
             num_envs,
             device,
             state_space=space_from_dict(meta["state_space"]) if meta["state_space"] else None,
         )
-        algorithm.load_state_dict(parts["model"])
+        model = parts["model"] if population == 1 else parts["model"][str(chosen)]
+        algorithm.load_state_dict(model)
         deployment = dict(meta.get("deployment", {}))  # converted policies have none
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise CheckpointError(

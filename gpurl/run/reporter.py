@@ -139,7 +139,10 @@ class Reporter:
         phases.pop("other", None)
         values |= {f"time/{phase}_seconds": spent for phase, spent in phases.items()}
         values |= {
-            "time/fps": (engine.steps - self.logged_steps) / max(seconds, 1e-9),
+            # of all members of a population
+            "time/fps": len(engine.members)
+            * (engine.steps - self.logged_steps)
+            / max(seconds, 1e-9),
             "time/iterations": float(engine.iteration),
             "time/total_timesteps": float(engine.steps),
             "time/time_elapsed": elapsed,

@@ -2,7 +2,7 @@
 and settings that a run keeps. The number of environments may change; their episodes then start
 anew."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -38,8 +38,8 @@ def checkpoint_parts(
     algorithm = engine.algorithm
     spaces = ("observation_space", "action_space", "state_space")
     parts = {
-        "model": algorithm.state_dict(),
-        "training": algorithm.extra_state(),
+        "model": _of_members(engine, lambda each: each.state_dict()),
+        "training": _of_members(engine, lambda each: each.extra_state()),
         "env": engine.env.state_dict() if env_state is None else env_state,
         "trainer": run | engine.state_dict(),
         "meta": {
@@ -47,9 +47,16 @@ def checkpoint_parts(
             **{name: space_to_dict(getattr(algorithm, name)) for name in spaces},
             "deployment": dict(told),
         },
-        "replay": algorithm.replay_state(),
+        "replay": _of_members(engine, lambda each: each.replay_state()),
     }
     return of_all_ranks(parts, algorithm)
+
+
+def _of_members(engine: Eager, state_of: Callable[[Algorithm], State]) -> State:
+    """A state of the algorithm, or of a population those of its members by their index."""
+    if engine.members == (engine,):
+        return state_of(engine.algorithm)
+    return {str(k): state_of(member.algorithm) for k, member in enumerate(engine.members)}
 
 
 def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
@@ -88,10 +95,16 @@ def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
 
 
 def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
-    algorithm = engine.algorithm
+    members = {str(k): member for k, member in enumerate(engine.members)}
+    names = ("model", "training", "replay")
+    # of one agent, or of each member
+    states = {name: parts[name] for name in names}
+    if engine.members == (engine,):
+        states = {name: {"0": state} for name, state in states.items()}
     # weights, optimisers and random streams
-    algorithm.load_state_dict(parts["model"])
-    algorithm.load_extra_state(parts["training"])
+    for key, member in members.items():
+        member.algorithm.load_state_dict(states["model"][key])
+        member.algorithm.load_extra_state(states["training"][key])
     # the loop and its episodes; new episodes get another seed than the first ones had
     engine.load_state_dict(parts["trainer"])
     if parts["env"]:
@@ -99,9 +112,11 @@ def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
     else:
         engine.begin(seed + engine.iteration, stagger)
     # the replay buffer, whose newest episodes end if the environments start new ones
-    engine.stored = algorithm.load_replay_state(parts["replay"]) * engine.ranks.count
-    if engine.stored and not parts["env"]:
-        algorithm.mark_episode_break()
+    for key, member in members.items():
+        stored = member.algorithm.load_replay_state(states["replay"][key])
+        engine.stored = stored * engine.ranks.count
+        if stored and not parts["env"]:
+            member.algorithm.mark_episode_break()
 
 
 def validate_for_resume(
@@ -117,13 +132,18 @@ def validate_for_resume(
                 f"the checkpoint has {name} {old}, this run {new}; a resumed run keeps it"
             )
     # the keys of streams follow from the seed and the rank, whichever ranks the saved ones were of
-    random = streams_at_step(parts["training"]["random"], algorithm)
-    parts = parts | {"training": parts["training"] | {"random": random}}
+    if settings.train.population == 1:
+        random = streams_at_step(parts["training"]["random"], algorithm)
+        parts = parts | {"training": parts["training"] | {"random": random}}
     # the number of environments may change
     old_count = parts["meta"]["settings"]["num_envs"]
     new_count = settings.train.num_envs
     if old_count == new_count:
         return of_rank(parts, algorithm), []
+    if settings.train.population > 1:
+        raise CheckpointError(
+            f"the checkpoint has num_envs {old_count}, this run {new_count}; a population keeps it"
+        )
     # a replay buffer is laid out for its number of environments, a data set is not
     trainer = parts["trainer"]
     loses_replay = is_ring(parts["replay"])
@@ -177,6 +197,7 @@ def _kept_values(
     """What a resume may not change: (name, the checkpoint's value, this run's value)."""
     saved = meta["settings"]
     yield "algorithm", saved["algorithm"], settings["algorithm"]
+    yield "population", saved.get("population", 1), settings["population"]
     for name in ("observation_space", "action_space"):
         yield name, meta[name], space_to_dict(getattr(algorithm, name))
     for name in ("seed", "preset", *algorithm.config.fixed):

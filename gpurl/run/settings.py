@@ -18,6 +18,7 @@ from gpurl.checkpoints.plain_files import Json
 from gpurl.checks import MAX_INTEGER, Choices, Dataclass, check_choices, check_numbers
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
+from gpurl.run.members import member_configs, member_values
 from gpurl.run.other_names import here
 from gpurl.run.presets import PRESET_NAMES, name_for_presets, preset
 from gpurl.run.trackers.tracker import check_trackers
@@ -29,6 +30,7 @@ Config = typing.TypeVar("Config", bound=Dataclass)
 
 MINIMUMS = {
     "num_envs": 1,
+    "population": 1,
     "total_steps": 1,
     "keep_checkpoints": 1,
     "threads": 1,
@@ -39,6 +41,7 @@ MINIMUMS = {
     "log_every": 0,
 }
 MAX_THREADS = 4096
+MAX_POPULATION = 4096
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,10 @@ class TrainConfig:
     """Environment steps, summed over environments, after which training ends."""
     seed: int = 0
     """Seed of the weights, the environments and the exploration."""
+    population: int = 1
+    """Agents trained at once, each on num_envs environments of its own and for total_steps of its
+    own, with the seeds seed, seed + 1, ...; --member.SETTING gives each of them another value.
+    """
     device: str = "auto"
     """cpu, cuda, cuda:1, ..., or auto: cuda if there is a GPU."""
     max_seconds: float | None = None
@@ -158,6 +165,8 @@ class TrainConfig:
                 "rollout persistent plays a rollout in one kernel, asynchronous plays it step by "
                 "step beside the learning: choose one of them"
             )
+        if self.population > 1:
+            self._check_population()
         if self.stop_return is not None and self.eval_episodes == 0:
             raise UsageError(
                 f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0"
@@ -166,6 +175,25 @@ class TrainConfig:
             raise UsageError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
         parse_interval(self.save_every)
         check_trackers(self.track)
+
+    def _check_population(self) -> None:
+        """UsageError for what the engine of a population cannot do."""
+        size = self.population
+        if size > MAX_POPULATION:
+            raise UsageError(f"population must be at most {MAX_POPULATION}, got {size}")
+        if self.asynchronous:
+            raise UsageError(
+                f"population {size} learns after collecting: leave out asynchronous, or train one "
+                f"agent"
+            )
+        wrong = {"graph": ("full", "policy"), "rollout": ("persistent",), "nan": ("reset-envs",)}
+        instead = {"graph": "auto or off", "rollout": "auto or steps", "nan": "raise or skip"}
+        for name, values in wrong.items():
+            if (value := getattr(self, name)) in values:
+                raise UsageError(
+                    f"population {size} takes {name} {instead[name]}, got {value}: change it, or "
+                    f"train one agent"
+                )
 
 
 def parse_interval(text: str) -> tuple[float | None, int | None]:
@@ -186,6 +214,12 @@ class Settings:
     train: TrainConfig
     algorithm_config: "AlgorithmConfig"  # the algorithm's own subclass
     env_options: dict[str, Any] = field(default_factory=dict)
+    # settings of the algorithm that members of a population do not share: one value for each
+    member: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def member_configs(self) -> "list[AlgorithmConfig]":
+        """The algorithm's settings of each member of the population, or of the one agent."""
+        return member_configs(self.algorithm_config, self.train.population, self.member)
 
     def to_dict(self) -> dict[str, Json]:
         """Plain nested values, as written to config.yaml, without the run's folder;
@@ -195,6 +229,7 @@ class Settings:
             "algorithm": self.algorithm,
             "env": self.env,
             "env_options": self.env_options,
+            "member": self.member,
             **dataclasses.asdict(self.train),
             **dataclasses.asdict(self.algorithm_config),
         }
@@ -204,7 +239,7 @@ class Settings:
 
 def make_settings(algorithm: str, env: str, **values: object) -> Settings:
     """Settings for `algorithm` on `env`: defaults, preset, then `values` (fields of TrainConfig and
-    of the algorithm, env_options).
+    of the algorithm, env_options, member).
 
     Raises UsageError for an unknown name, a value of the wrong type, and values that are out of
     range or exclude each other.
@@ -238,6 +273,7 @@ def _make_settings(
     base = preset(algorithm_preset, env_preset, num_envs, device, name)
     merged = merge(base, values)
     options = _check_env_options(env, merged.pop("env_options", {}))
+    of_members = merged.pop("member", {})
     # the other settings belong to the training loop or to the algorithm
     train_names = {item.name for item in dataclasses.fields(TrainConfig)}
     of_train = {name: value for name, value in merged.items() if name in train_names}
@@ -246,7 +282,10 @@ def _make_settings(
     algorithm_config = build(
         config_class(algorithm_class), of_algorithm, known=train_names, is_final=is_final
     )
-    return Settings(algorithm, env, train, algorithm_config, options)
+    member = member_values(type(algorithm_config), of_members)
+    if is_final:
+        member_configs(algorithm_config, train.population, member)
+    return Settings(algorithm, env, train, algorithm_config, options, member)
 
 
 def refuse_memory(algorithm: str, network: object) -> None:

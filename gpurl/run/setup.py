@@ -1,7 +1,7 @@
 """Sets a run up: its device, environments, algorithm and engine, and the process itself."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.bc import BC
-from gpurl.engine.choose import choose_engine
+from gpurl.engine.choose import choose_engine, choose_population
 from gpurl.engine.determinism import nondeterminism_warning
 from gpurl.engine.eager import Eager
 from gpurl.engine.graphs import Backend
@@ -56,6 +56,8 @@ def make_trainer(
     check_same_run(of_run, {type(env), *map(type, callbacks)}, ranks)
     # the environments
     _check_agents(settings, env)
+    if config.population > 1:
+        _check_population(settings, env)
     if config.compile:
         if not isinstance(env, TorchEnv):
             raise UsageError(f"compile needs a TorchEnv; {settings.env} is not one")
@@ -64,28 +66,35 @@ def make_trainer(
     teachers = load_teachers(settings.algorithm_config, config.num_envs, device)
     space = env.single_observation_space
     needs_state = not teachers or any(each.observation_space != space for each in teachers)
-    algorithm = make_algorithm(
-        settings.algorithm,
-        settings.algorithm_config,
-        env.single_observation_space,
-        env.single_action_space,
-        config.num_envs,
-        device,
-        config.seed,
-        state_space=env.single_state_space if needs_state else None,
-    )
-    if ranks.count > 1:
-        algorithm.join(ranks)
-    if isinstance(algorithm, BC):
-        algorithm.set_teachers(teachers)
-    load_symmetry(algorithm, env)
-    _set_precision(algorithm, config.precision)
-    # the process
+    algorithms = [
+        make_algorithm(
+            settings.algorithm,
+            member,
+            env.single_observation_space,
+            env.single_action_space,
+            config.num_envs,
+            device,
+            config.seed + k,
+            state_space=env.single_state_space if needs_state else None,
+        )
+        for k, member in enumerate(settings.member_configs())
+    ]
+    for algorithm in algorithms:
+        if ranks.count > 1:
+            algorithm.join(ranks)
+        if isinstance(algorithm, BC):
+            algorithm.set_teachers(teachers)
+        load_symmetry(algorithm, env)
+        _set_precision(algorithm, config.precision)
+    # the process, the engine and its notes
     if device.type == "cpu":
         keep_large_blocks()
-        torch.set_num_threads(_choose_threads(algorithm, config, threads))
-    # the engine and its notes
-    engine = make_engine(settings, algorithm, env, backend)
+    if config.population > 1:
+        engine = make_population(settings, algorithms, env, threads)
+    else:
+        if device.type == "cpu":
+            torch.set_num_threads(_choose_threads(algorithms[0], config, threads))
+        engine = make_engine(settings, algorithms[0], env, backend)
     if config.deterministic and (note := nondeterminism_warning(env)):
         engine.notes.append(note)
     if eval_env is None and env.single_instance and config.eval_episodes:
@@ -121,6 +130,55 @@ def make_engine(
     return engine
 
 
+def make_population(
+    settings: Settings, algorithms: Sequence[Algorithm], env: VecEnv, earlier: int | None = None
+) -> Eager:
+    """The engine of a population; its notes say why its members are none of the faster ones.
+    earlier: threads of a member, in the checkpoint.
+
+    On a CPU as many members learn at a time as there are threads; where there are fewer members,
+    each has several threads.
+    """
+    config = settings.train
+    first = algorithms[0]
+    workers = 1
+    if env.device.type == "cpu":
+        total = config.threads or torch.get_num_threads()
+        workers = min(len(algorithms), total)
+        torch.set_num_threads(earlier or total // workers)
+    policy_env = AppendPrivilegedState(env) if first.num_state else env
+    engine, reasons = choose_population(
+        algorithms, policy_env, settings.env, config.nan, config.update, workers
+    )
+    engine.notes.append("; ".join((f"engine {engine.name}", *reasons)))
+    if note := _image_note(first, env):
+        engine.notes.append(note)
+    return engine
+
+
+def _check_population(settings: Settings, env: VecEnv) -> None:
+    """UsageError for what cannot be trained as a population."""
+    size = settings.train.population
+    instead = f"train its seeds one after another, --seeds {size}"
+    if issubclass(resolve_algorithm(settings.algorithm), BC):
+        raise UsageError(
+            f"population {size} is for algorithms that learn from rewards, not for "
+            f"{settings.algorithm}: {instead}"
+        )
+    if not env.takes_share_seeds:
+        raise UsageError(
+            f"population {size} needs an environment that begins each share of its environments by "
+            f"a seed of its own, as tensor tasks and MuJoCo tasks do, {type(env).__name__} does "
+            f"not: {instead}"
+        )
+    wanted = size * settings.train.num_envs
+    if env.num_envs != wanted:
+        raise UsageError(
+            f"population {size} needs {size} x {settings.train.num_envs} environments, got "
+            f"{env.num_envs} existing ones: give the environment by its name"
+        )
+
+
 def _image_note(algorithm: Algorithm, env: VecEnv) -> str:
     """What reads images, "" where observations are none."""
     encoders = algorithm.encoder_config()
@@ -143,9 +201,10 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
     memory.
     """
     _check_memory(settings, device)
-    num_envs = settings.train.num_envs
+    config = settings.train
+    num_envs = config.num_envs * config.population
     first = ranks.index * num_envs
-    seed = settings.train.seed + first  # of simulators without streams by environment
+    seed = config.seed + first  # of simulators without streams by environment
     env = make_env(settings.env, num_envs, device, seed, **settings.env_options)
     env.begin_at(first)
     if problems := attribute_problems(env):
@@ -172,12 +231,13 @@ def _check_memory(settings: Settings, device: torch.device) -> None:
     env.close()
     # a step holds the state before it and the state after it
     bytes_per_env = 2 * state_bytes + (settings.algorithm_config.horizon + 2) * obs.nbytes
-    num_envs = settings.train.num_envs
+    population = settings.train.population
+    num_envs = settings.train.num_envs * population
     if num_envs * bytes_per_env > free:
         raise UsageError(
             f"{num_envs:,} environments of {settings.env} take more than "
             f"{in_gib(num_envs * bytes_per_env)} on {device}, where {in_gib(free)} are free: "
-            f"num_envs must be below {free // bytes_per_env:,}"
+            f"num_envs must be below {free // (bytes_per_env * population):,}"
         )
 
 
@@ -240,6 +300,7 @@ def evaluation_env(
         return None
     env_class, named = resolve_env(settings.env)
     if not is_given and not env_class.exists_once({**named, **settings.env_options}):
+        count *= config.population
         return make_env(settings.env, count, device, EVAL_SEED, **settings.env_options)
     if config.stop_return is not None:
         raise UsageError(

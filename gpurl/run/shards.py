@@ -33,6 +33,11 @@ def settings_of_rank(settings: Settings, ranks: Alone) -> Settings:
     """`settings` with what one rank has of it; UsageError for what does not divide."""
     if ranks.count == 1:
         return settings
+    if (population := settings.train.population) > 1:
+        raise UsageError(
+            f"population {population} is for one process, this run has {ranks.count}: leave out "
+            f"one of them"
+        )
 
     def part_of(name: str, number: int) -> int:
         if number % ranks.count:

@@ -28,6 +28,11 @@ def summary(
     if values := outcome.evaluation:
         episodes = counted(int(values["eval/episodes"]), "episode")
         text = f"evaluated return {spread(values, 2)} over {episodes}"
+        if "eval/best_member" in values:
+            text += (
+                f" by member {values['eval/best_member']:.0f}, the best; the mean of all members "
+                f"is {values['eval/population_mean']:.2f}"
+            )
         if baseline:
             text += f"; the scripted policy gets {spread(baseline, 2)}"
         lines.append(text)

@@ -81,7 +81,7 @@ class Trainer:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm in training."""
+        """The algorithm in training, of a population that of member 0."""
         return self.engine.algorithm
 
     @property
@@ -99,7 +99,8 @@ class Trainer:
     def start(self) -> None:
         """Begin a new run."""
         config = self.settings.train
-        self.engine.notes += begin_from_run(self.algorithm)
+        notes = [begin_from_run(member.algorithm) for member in self.engine.members]
+        self.engine.notes += notes[0]  # the same for all
         self.engine.begin(config.seed, config.stagger)
         check_same_weights(self.algorithm)
 
@@ -241,7 +242,7 @@ class Trainer:
         if self.is_first:
             try:
                 values = self.evaluations.play(
-                    self.algorithm,
+                    self.engine.policies,
                     self.steps,
                     lambda: stop.signal_number,
                     stages.beside if isinstance(stages, Graphed) else lambda: None,
@@ -277,7 +278,7 @@ class Trainer:
         self.last_save = time.monotonic()
         problem = ""
         check_same_weights(self.algorithm)
-        if weights := self.engine.guards.steps.bad_weights():
+        if weights := self.engine.guards.bad_weights():
             problem = f"the weights are not finite: {weights}"
         else:
             try:

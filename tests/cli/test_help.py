@@ -22,6 +22,7 @@ from gpurl.cli.settings import TrainOptions, parse_train
 from gpurl.errors import UsageError
 from gpurl.export.formats import FORMATS
 from gpurl.nn.actor_critic import NetworkConfig
+from gpurl.run.members import member_settings
 from gpurl.run.other_names import OTHER_NAMES
 from gpurl.run.settings import TrainConfig, make_settings
 from tests.small_runs import exit_code
@@ -45,6 +46,7 @@ def test_all_settings_are_shown_at_any_width(
     names = [item.name for kind in kinds for item in dataclasses.fields(kind)]
     names += [f"network.{item.name}" for item in dataclasses.fields(NetworkConfig)]
     names = [name for name in names if name != "network"] + ["env.dim", "env.discrete"]
+    names += [f"member.{name}" for name in member_settings(PPOConfig)]
     flags = re.findall(r"^  --(\S+)", text, re.MULTILINE)
     shown = {flag.replace("[no-]", "").replace("-", "_") for flag in flags}
     assert shown == {*names, "env.max_episode_steps", "env.bonus"}

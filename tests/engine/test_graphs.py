@@ -582,7 +582,7 @@ def test_evaluations_have_graphs_once_the_training_has() -> None:
     had_graphs = []
     for iteration in range(ITERATIONS):
         trainer.iterate()
-        values = evaluations.play(trainer.algorithm, iteration, bool, stages.beside)
+        values = evaluations.play((trainer.algorithm,), iteration, bool, stages.beside)
         assert evaluations._player is not None
         had_graphs.append(evaluations._player.graphs is not None)
         # as Python plays it, and the training does not notice

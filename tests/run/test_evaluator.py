@@ -218,7 +218,7 @@ def play(evaluations: Evaluations, steps: int, seconds: float) -> bool:
     """Whether there was an evaluation at env step `steps`, `seconds` after the start."""
     if not evaluations.is_due(steps, seconds):
         return False
-    return bool(evaluations.play(policy_for(evaluations), steps, bool, seconds=seconds))
+    return bool(evaluations.play((policy_for(evaluations),), steps, bool, seconds=seconds))
 
 
 def policy_for(evaluations: Evaluations) -> PPO:
@@ -272,5 +272,5 @@ def test_without_a_time_limit_the_first_evaluation_is_at_once(
     waiting = evaluations()
     assert waiting.env is not None
     waiting.env.max_episode_steps = None
-    player = waiting._player_of(policy_for(waiting), waiting.env, lambda: None)
+    player = waiting._player_of((policy_for(waiting),), waiting.env, lambda: None)
     assert player.max_seconds(bool) == 0.0

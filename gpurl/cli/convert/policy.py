@@ -142,7 +142,7 @@ def write_policy(
 def _save(trainer: Trainer, command: list[str]) -> None:
     """The run folder with a checkpoint at step 0."""
     trainer.start()
-    if bad := trainer.engine.guards.steps.bad_weights():  # before there is a folder
+    if bad := trainer.engine.guards.bad_weights():  # before there is a folder
         raise CheckpointError(f"it is no policy to go on with, not finite in gpurl: {bad}")
     settings = trainer.settings
     train = settings.train
