@@ -23,6 +23,8 @@ from gpurl.errors import UsageError
 from gpurl.guards.guards import Guards
 from gpurl.kernels import c_library
 
+Reasons = list[tuple[str, str]]  # (a faster engine, why it cannot run)
+
 
 def choose_engine(
     algorithm: Algorithm,
@@ -40,18 +42,18 @@ def choose_engine(
     default that of the device. UsageError if the algorithm cannot learn beside collecting and
     should.
     """
-    reasons = list[str]()
+    reasons: Reasons = []
     if asynchronous:
         engine = _beside(algorithm, env, guards, reasons)
     else:
         engine = _without_graphs(algorithm, env, guards, graph, rollout, update, reasons)
     if graph == "off":
-        return engine, reasons
+        return engine, _texts(reasons)
     if backend is None and env.device.type == "cuda":
         backend = CudaGraphs(env.device)
     if backend is None:
-        reasons.append(f"no CUDA graphs: there are none on {env.device}")
-        return engine, reasons
+        reasons.append(("CUDA graphs", f"the device is {env.device}"))
+        return engine, _texts(reasons)
     levels = ["policy"] if graph == "policy" else ["full", "policy"]
     learning_backend: Backend | None = None
     if isinstance(engine, PersistentRollout):
@@ -60,16 +62,24 @@ def choose_engine(
         levels = ["policy"]
         learning_backend = backend.another()
     engine.stages = Graphed(engine, backend, levels, learning_backend)
-    return engine, reasons
+    return engine, _texts(reasons)
 
 
-def _beside(algorithm: Algorithm, env: VecEnv, guards: Guards, reasons: list[str]) -> Eager:
+def _texts(reasons: Reasons) -> list[str]:
+    """`no CUDA graphs: the device is cpu`; what has the same reason stands together."""
+    engines: dict[str, list[str]] = {}
+    for engine, reason in reasons:
+        engines.setdefault(reason, []).append(engine)
+    return [f"no {', '.join(names)}: {reason}" for reason, names in engines.items()]
+
+
+def _beside(algorithm: Algorithm, env: VecEnv, guards: Guards, reasons: Reasons) -> Eager:
     """The engine that learns beside collecting."""
     if obstacle := asynchronous_obstacle(algorithm):
         raise UsageError(f"asynchronous is not possible: {obstacle}")
     assert isinstance(algorithm, PPO)
     if obstacle := cpu_ppo_obstacle(algorithm):
-        reasons.append(f"no C: {obstacle}")
+        reasons.append(("C", obstacle))
     is_cuda = env.device.type == "cuda"
     beside = LearningStream(env.device) if is_cuda else LearningThread()
     return Asynchronous(algorithm, env, guards, beside)
@@ -82,7 +92,7 @@ def _without_graphs(
     graph: str,
     rollout: str,
     update: str,
-    reasons: list[str],
+    reasons: Reasons,
 ) -> Eager:
     """The engine without CUDA graphs."""
     # one kernel for the whole rollout, three for a minibatch step
@@ -91,14 +101,14 @@ def _without_graphs(
         obstacle = fused_update_obstacle(algorithm)
         is_fused = not obstacle
         if obstacle:
-            reasons.append(f"no fused update kernels: {obstacle}")
+            reasons.append(("fused update kernels", obstacle))
     if rollout != "steps" and graph != "policy":
         if not (obstacle := persistent_obstacle(algorithm, env)):
             assert isinstance(algorithm, PPO)
             assert isinstance(env, TorchEnv)
             engine = PersistentFused if is_fused else PersistentRollout
             return engine(algorithm, env, guards)
-        reasons.append(f"no persistent rollout kernel: {obstacle}")
+        reasons.append(("persistent rollout kernel", obstacle))
     if is_fused:
         assert isinstance(algorithm, PPO)
         return FusedUpdate(algorithm, env, guards)
@@ -106,11 +116,11 @@ def _without_graphs(
     if isinstance(algorithm, PPO):
         if not (obstacle := cpu_ppo_obstacle(algorithm)):
             return CpuPpo(algorithm, env, guards)
-        reasons.append(f"no C: {obstacle}")
+        reasons.append(("C", obstacle))
     if isinstance(algorithm, OffPolicy):
         if not (obstacle := cpu_off_policy_obstacle(algorithm)):
             return CpuOffPolicy(algorithm, env, guards)
-        reasons.append(f"no C: {obstacle}")
+        reasons.append(("C", obstacle))
     return Eager(algorithm, env, guards)
 
 
