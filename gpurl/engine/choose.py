@@ -26,6 +26,8 @@ from gpurl.errors import UsageError
 from gpurl.guards.guards import Guards
 from gpurl.kernels import c_library
 
+Reasons = list[tuple[str, str]]  # (a faster engine, why it cannot run)
+
 
 def choose_engine(
     algorithm: Algorithm,
@@ -43,7 +45,7 @@ def choose_engine(
     default that of the device. UsageError if the algorithm cannot learn beside collecting and
     should.
     """
-    reasons = list[str]()
+    reasons: Reasons = []
     if algorithm.ranks.count > 1:
         return _of_ranks(algorithm, env, guards, graph, asynchronous)
     if asynchronous:
@@ -51,12 +53,12 @@ def choose_engine(
     else:
         engine = _without_graphs(algorithm, env, guards, graph, rollout, update, reasons)
     if graph == "off":
-        return engine, reasons
+        return engine, _texts(reasons)
     if backend is None and env.device.type == "cuda":
         backend = CudaGraphs(env.device)
     if backend is None:
-        reasons.append(f"no CUDA graphs: there are none on {env.device}")
-        return engine, reasons
+        reasons.append(("CUDA graphs", f"the device is {env.device}"))
+        return engine, _texts(reasons)
     levels = ["policy"] if graph == "policy" else ["full", "policy"]
     learning_backend: Backend | None = None
     if isinstance(engine, PersistentRollout):
@@ -65,7 +67,7 @@ def choose_engine(
         levels = ["policy"]
         learning_backend = backend.another()
     engine.stages = Graphed(engine, backend, levels, learning_backend)
-    return engine, reasons
+    return engine, _texts(reasons)
 
 
 def _of_ranks(
@@ -99,7 +101,7 @@ def choose_population(
     env: an equal share for each of `algorithms`; env_name, nan: as `Guards` has them. workers:
     members that learn at a time, on a CPU.
     """
-    reasons = list[str]()
+    reasons: Reasons = []
     members = list[Eager]()
     for algorithm in algorithms:
         share = Share(env, algorithm.num_envs)
@@ -108,18 +110,26 @@ def choose_population(
         members.append(_without_graphs(algorithm, share, guards, "off", "steps", update, reasons))
     threads = torch.get_num_threads()
     if env.device.type != "cpu":
-        reasons.append("no CUDA graphs: a population launches for each member in turn")
+        reasons.append(("CUDA graphs", "a population launches for each member in turn"))
         workers = 1
-    return Population(members, env, workers, threads), reasons
+    return Population(members, env, workers, threads), _texts(reasons)
 
 
-def _beside(algorithm: Algorithm, env: VecEnv, guards: Guards, reasons: list[str]) -> Eager:
+def _texts(reasons: Reasons) -> list[str]:
+    """`no CUDA graphs: the device is cpu`; what has the same reason stands together."""
+    engines: dict[str, list[str]] = {}
+    for engine, reason in reasons:
+        engines.setdefault(reason, []).append(engine)
+    return [f"no {', '.join(names)}: {reason}" for reason, names in engines.items()]
+
+
+def _beside(algorithm: Algorithm, env: VecEnv, guards: Guards, reasons: Reasons) -> Eager:
     """The engine that learns beside collecting."""
     if obstacle := asynchronous_obstacle(algorithm):
         raise UsageError(f"asynchronous is not possible: {obstacle}")
     assert isinstance(algorithm, PPO)
     if obstacle := cpu_ppo_obstacle(algorithm):
-        reasons.append(f"no C: {obstacle}")
+        reasons.append(("C", obstacle))
     is_cuda = env.device.type == "cuda"
     beside = LearningStream(env.device) if is_cuda else LearningThread()
     return Asynchronous(algorithm, env, guards, beside)
@@ -132,7 +142,7 @@ def _without_graphs(
     graph: str,
     rollout: str,
     update: str,
-    reasons: list[str],
+    reasons: Reasons,
 ) -> Eager:
     """The engine without CUDA graphs."""
     # one kernel for the whole rollout, three for a minibatch step
@@ -141,14 +151,14 @@ def _without_graphs(
         obstacle = fused_update_obstacle(algorithm)
         is_fused = not obstacle
         if obstacle:
-            reasons.append(f"no fused update kernels: {obstacle}")
+            reasons.append(("fused update kernels", obstacle))
     if rollout != "steps" and graph != "policy":
         if not (obstacle := persistent_obstacle(algorithm, env)):
             assert isinstance(algorithm, PPO)
             assert isinstance(env, TorchEnv)
             engine = PersistentFused if is_fused else PersistentRollout
             return engine(algorithm, env, guards)
-        reasons.append(f"no persistent rollout kernel: {obstacle}")
+        reasons.append(("persistent rollout kernel", obstacle))
     if is_fused:
         assert isinstance(algorithm, PPO)
         return FusedUpdate(algorithm, env, guards)
@@ -156,11 +166,11 @@ def _without_graphs(
     if isinstance(algorithm, PPO):
         if not (obstacle := cpu_ppo_obstacle(algorithm)):
             return CpuPpo(algorithm, env, guards)
-        reasons.append(f"no C: {obstacle}")
+        reasons.append(("C", obstacle))
     if isinstance(algorithm, OffPolicy):
         if not (obstacle := cpu_off_policy_obstacle(algorithm)):
             return CpuOffPolicy(algorithm, env, guards)
-        reasons.append(f"no C: {obstacle}")
+        reasons.append(("C", obstacle))
     return Eager(algorithm, env, guards)
 
 

@@ -8,11 +8,16 @@ from torch import Tensor, nn
 from gpurl.algorithms.base import Algorithm, Metrics
 from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager
-from gpurl.engine.obstacles import loss_obstacle, optimizer_obstacle, overridden, policy_obstacle
+from gpurl.engine.obstacles import (
+    loss_obstacle,
+    optimizer_obstacle,
+    overridden,
+    policy_obstacle,
+    triton_obstacle,
+)
 from gpurl.engine.persistent import PersistentRollout
 from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
-from gpurl.kernels.backend import use_triton
 from gpurl.kernels.ppo_loss import METRICS, PpoOptions
 from gpurl.kernels.ppo_update import (
     NORM,
@@ -47,8 +52,8 @@ AROUND = {
 
 def fused_update_obstacle(algorithm: Algorithm) -> str:
     """Why the kernels cannot take the minibatch steps of `algorithm`, or ""."""
-    if not use_triton(algorithm.num_updates):
-        return f"Triton does not run on {algorithm.device}"
+    if obstacle := triton_obstacle(algorithm):
+        return obstacle
     if not isinstance(algorithm, PPO):
         return f"it is for PPO, not for {type(algorithm).__name__}"
     obstacle = (

@@ -10,7 +10,7 @@ from torch.nn import ModuleList
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.ppo import PPO
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import host_sync_is_free, use_c
+from gpurl.kernels.backend import host_sync_is_free, use_c, use_triton
 from gpurl.nn.actor_critic import ActorCritic
 from gpurl.nn.distributions import Categorical, Gaussian, Head
 from gpurl.nn.mlp import Dense, Sequential
@@ -52,6 +52,14 @@ def machine_obstacle(algorithm: Algorithm) -> str:
     if not all(use_c(optimizer.flat) for optimizer in algorithm.optimizers.values()):
         return f"it could not be built: {c_library.load().why}"
     return optimizer_obstacle(algorithm)
+
+
+def triton_obstacle(algorithm: Algorithm) -> str:
+    """Triton computes on a GPU."""
+    if use_triton(algorithm.num_updates):
+        return ""
+    device = algorithm.device
+    return f"the device is {device}" if device.type == "cpu" else f"Triton does not run on {device}"
 
 
 def optimizer_obstacle(algorithm: Algorithm) -> str:

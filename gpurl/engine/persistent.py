@@ -8,11 +8,10 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager
-from gpurl.engine.obstacles import overridden, policy_obstacle
+from gpurl.engine.obstacles import overridden, policy_obstacle, triton_obstacle
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
-from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.rollout import PolicyShape, RolloutTensors, rollout_obstacle, rollout_triton
 from gpurl.kernels.rollout_policy import PolicyTensors
@@ -37,8 +36,8 @@ LEARNING = {
 
 def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
     """Why the kernel cannot play `env` with this policy, or "". May reset `env`."""
-    if not use_triton(algorithm.num_updates):
-        return f"Triton does not run on {env.device}"
+    if obstacle := triton_obstacle(algorithm):
+        return obstacle
     if not isinstance(env, TorchEnv) or env.triton_task() is None:
         return f"{type(env).__name__} has no Triton functions"
     if env.has_metrics:

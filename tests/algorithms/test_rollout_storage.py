@@ -87,7 +87,7 @@ def test_what_is_not_finite_is_zeroed_where_it_is_stored() -> None:
 
 
 def test_one_kernel_does_not_store_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurl.engine.persistent.use_triton", lambda tensor: True)
+    monkeypatch.setattr("gpurl.engine.obstacles.use_triton", lambda tensor: True)
     trainer = trained("in C", "bfloat16", 0)
     assert persistent_obstacle(trainer.algorithm, trainer.env) == (
         "it stores rollouts in float32, not in bfloat16"

@@ -271,7 +271,7 @@ def test_the_asymmetry_is_the_difference_of_greedy_actions_in_the_units_of_the_t
 
 
 def test_engines_that_know_no_mirrored_steps_step_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurl.engine.fused_update.use_triton", lambda tensor: True)
+    monkeypatch.setattr("gpurl.engine.obstacles.use_triton", lambda tensor: True)
     reason = "it does not know mirrored steps, symmetry is task"
     for obstacle in (cpu_ppo_obstacle, fused_update_obstacle):
         assert obstacle(made()) == reason

@@ -206,7 +206,7 @@ def test_what_the_kernel_does_not_know_is_named() -> None:
 def test_nor_do_the_kernels_of_a_gpu_know_it(
     options: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpurl.engine.fused_update.use_triton", lambda tensor: True)
+    monkeypatch.setattr("gpurl.engine.obstacles.use_triton", lambda tensor: True)
     assert fused_update_obstacle(made(**options)) == expected
     # the kernel that plays a rollout takes no part in the loss
     heads = (Gaussian, TanhGaussian)

@@ -107,7 +107,7 @@ class MeasuredChasing(Chasing):
 
 def test_a_task_with_metrics_is_not_stepped_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurl.envs.torch_env.use_triton", lambda tensor: True)
-    monkeypatch.setattr("gpurl.engine.persistent.use_triton", lambda tensor: True)
+    monkeypatch.setattr("gpurl.engine.obstacles.use_triton", lambda tensor: True)
     plain, measured = Chasing(4), MeasuredChasing(4)
     for env in (plain, measured):
         env.reset(seed=0)

@@ -135,7 +135,7 @@ def test_whom_it_refuses(
     change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = made("gaussian", **change)
-    assert "Triton does not run on" in fused_update_obstacle(algorithm)
+    assert fused_update_obstacle(algorithm) == "Triton does not run on cuda:0"
     monkeypatch.setattr(backend, "choice", "triton")
     obstacle = fused_update_obstacle(algorithm)
     assert reason in obstacle
