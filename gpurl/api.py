@@ -192,7 +192,9 @@ def run(
     """
     config = settings.train
     fill_standard_streams()
-    # absolute: an environment may change the working directory
+    # absolute, as an environment may change the working directory; shown as it was given
+    given = str(resume_from or config.run_dir or config.root)
+    home = None if given[:1] in "/~" else absolute("")
     resume_from = resume_from and absolute(resume_from)
     root, chosen = absolute(config.root), config.run_dir and str(absolute(config.run_dir))
     run_dir = Path(config.run_dir or resume_from or "")
@@ -271,7 +273,8 @@ def run(
         outcome = _run_logged(trainer, is_resumed=parts is not None)
         baseline = {} if eval_env is None else _scripted_baseline(outcome, eval_env, config)
         _draw_curve(trainer.folder, baseline)
-        return Run(trainer.folder, outcome, baseline)
+        folder = trainer.folder if home is None else trainer.folder.relative_to(home)
+        return Run(folder, outcome, baseline)
 
 
 def _device_of_run(name: str, is_resumed: bool) -> torch.device:

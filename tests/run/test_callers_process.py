@@ -32,7 +32,7 @@ def test_an_environment_that_changes_the_working_directory_moves_no_file(
     env = "tests.tiny_envs:Wanderer"
     for changes in ({"run_dir": "run"}, {"run_dir": None, "root": "all"}):
         run = small_run(Path("run"), 4, env=env, save_every="1i", **changes)
-        assert run.folder.is_absolute()
+        assert not run.folder.is_absolute()  # as it was given
         assert run.outcome.unsaved == ""
         assert len(list(run.folder.glob("checkpoints/step_*"))) == 3
         assert (run.folder / "metrics.jsonl").exists()
@@ -42,7 +42,7 @@ def test_an_environment_that_changes_the_working_directory_moves_no_file(
     assert again.outcome.steps == 6 * ITERATION
     assert again.outcome.new_steps == 2 * ITERATION
     play_run("run", 1)
-    assert (again.folder / "episode.png").exists()
+    assert (tmp_path / "run" / "episode.png").exists()
     os.chdir(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["all", "elsewhere", "run"]
     assert os.listdir(tmp_path / "elsewhere") == []
