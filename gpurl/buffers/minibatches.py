@@ -168,13 +168,14 @@ class Minibatches:
         """
         # rows that are no transitions weigh nothing
         share: Tensor | None = None  # of each row in the mean over this rank's
-        number: Tensor | None = None  # of valid rows
+        number: Tensor | None = None  # of valid rows, where other ranks have some too
         if "valid" in columns:
             valid = columns.pop("valid").float()
-            number = valid.sum(dims, keepdim=True)
-            share = valid.div_(number.clamp(min=1.0))
+            total = valid.sum(dims, keepdim=True)
+            number = total.clone() if self.ranks.count > 1 else None
+            share = valid.div_(total.clamp_(min=1.0))
             columns["weight"] = share
-            if self.ranks.count > 1:
+            if number is not None:
                 # every row of all ranks weighs the same: a rank with fewer of them weighs less
                 mean_number = self.ranks.average(number)
                 columns["weight"] = share * (number / mean_number.clamp(min=1.0 / self.ranks.count))

@@ -50,7 +50,9 @@ class RewardScaler(Normalizer):
         self.update(rows.unsqueeze(-1), valid)
         size = rows.abs()
         size = size if valid is None else size.masked_fill(~valid, 0.0)
-        largest = self.ranks.stack(size.max()).amax(0)
+        largest = size.max()
+        if self.ranks.count > 1:
+            largest = self.ranks.stack(largest).amax(0)
         torch.maximum(self.largest, largest, out=self.largest)
 
     def begin_episodes(self, mask: Tensor | None = None) -> None:
