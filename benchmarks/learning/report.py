@@ -72,8 +72,9 @@ The same task, steps, seeds and hyper-parameters
 ([rsl_rl_cases.py](../benchmarks/learning/rsl_rl_cases.py)) for gpurl and rsl-rl-lib, each on one
 core with the same evaluations, on gpurl's own environments, which rsl-rl-lib 5.5.1 gets through
 `to_rsl_rl`. Initial weights, Adam's epsilon and random numbers are each library's own. At a
-time-out rsl_rl takes the value of the observation before it, gpurl that of the final one. Ratio:
-how many times as long rsl_rl takes.
+time-out rsl_rl takes the value of the observation before it, gpurl that of the final one. The two
+took turns on a core that other work shared, so times vary by half. Ratio: how many times as long
+rsl_rl takes.
 """
 MJLAB_TASK = """\
 The same on a task of mjlab 1.6.0 with the settings that mjlab registers for it and 256

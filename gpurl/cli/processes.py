@@ -5,13 +5,21 @@ watches them, starts them again and passes signals on.
 import logging
 import os
 import signal
+import socket
 import sys
-import uuid
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from gpurl.errors import RankError, UsageError
@@ -21,6 +29,61 @@ from gpurl.run.settings import Settings
 from gpurl.run.shards import settings_of_rank
 
 WATCH_SECONDS = 0.1
+ADDRESS = "127.0.0.1"
+LOOPBACK = "lo"  # the network interface of that address on Linux
+
+
+class LocalRendezvous(RendezvousHandler):
+    """Where the processes of one machine meet: a store that listens on this machine only. Those of
+    torchrun listen on all of its addresses.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.attempts = 0
+        self._socket = socket.socket()
+        self._socket.bind((ADDRESS, 0))  # a free port
+        self._socket.listen()
+        self.port = self._socket.getsockname()[1]
+        self._store = dist.TCPStore(
+            ADDRESS,
+            self.port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=self._socket.fileno(),
+        )
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """This machine is the only one; each attempt has names of its own."""
+        self.attempts += 1
+        store = dist.PrefixStore(f"{self.run_id}/{self.attempts}", self._store)
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(ADDRESS, self.port))
+
+    def get_backend(self) -> str:
+        return "local"
+
+    def get_run_id(self) -> str:
+        return self.run_id
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing waits for it."""
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def _rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
+    return LocalRendezvous(parameters.run_id)
 
 
 def train_on(
@@ -40,16 +103,18 @@ def train_on(
             f"--processes {count} takes a GPU each, this machine has {num_gpus}: --device cpu "
             f"trains on the CPU"
         )
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     # as torchrun does: the processes share the cores
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // count, 1)))
+    rendezvous_handler_registry.register("local", _rendezvous)
     launch = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=count,
-        run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",
+        run_id="gpurl",
+        rdzv_backend="local",
+        local_addr=ADDRESS,
         max_restarts=max_restarts,
         monitor_interval=WATCH_SECONDS,
     )

@@ -32,6 +32,24 @@ def children(process: int) -> dict[str, int]:
     return found
 
 
+def listening(processes: list[int]) -> list[str]:
+    """The addresses of /proc/net/tcp and tcp6, in hexadecimal, at which `processes` listen."""
+    sockets = set()
+    for process in processes:
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            try:
+                sockets.add(os.readlink(descriptor))
+            except OSError:  # closed by now
+                continue
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                found.append(words[1].partition(":")[0])
+    return found
+
+
 def wait_until_saved(launcher: "subprocess.Popen[str]", run: Path, steps: int) -> int:
     """The steps of the first checkpoint with at least so many."""
     deadline = time.monotonic() + 120
@@ -49,6 +67,8 @@ def test_a_killed_rank_is_started_again_and_a_signal_ends_all(tmp_path: Path) ->
     launcher = start(words)
     first = wait_until_saved(launcher, run, 64)
     before = children(launcher.pid)
+    # nobody else's machine can reach them
+    assert {*listening([launcher.pid, *before.values()])} == {"0100007F"}
     os.kill(before["1"], signal.SIGKILL)
     after = before
     deadline = time.monotonic() + 120
