@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from gpurl.algorithms.base import Algorithm, PolicyState
 from gpurl.checkpoints.state_files import State
+from gpurl.checks import check_torch_defaults
 from gpurl.envs.observation_groups import GroupedBox, grouped_values
 from gpurl.errors import UsageError
 from gpurl.export.parity import Observations, arrays_of, check_parity
@@ -224,5 +225,6 @@ def load(
     """The policy of a checkpoint folder, or of the best checkpoint of a run folder (best=False: the
     latest). member: of a population, by default the best one in its evaluation.
     """
+    check_torch_defaults(device)
     with on_device(torch.device(device)):
         return Policy(*load_algorithm(path, device, num_envs, best, member))

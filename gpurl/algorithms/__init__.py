@@ -7,7 +7,6 @@ import torch
 from gymnasium.spaces import Discrete
 
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig, global_stream
-from gpurl.checks import check_torch_defaults
 from gpurl.discovery import find_class, module_names
 
 NOT_ALGORITHMS = frozenset(
@@ -48,7 +47,6 @@ def make_algorithm(
 
     state_space: of what only critics see, where the environment has one.
     """
-    check_torch_defaults(device)
     with global_stream(seed):
         kind = resolve_algorithm(name)
         if isinstance(action_space, Discrete) and "discrete_form" in vars(kind):
