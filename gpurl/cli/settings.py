@@ -202,7 +202,7 @@ def _parse_settings(
     flags = words[num_names:]
 
     # the values over those of the preset: of the resumed run, then of the file
-    values: Mapping[str, object] = read_config(config.resolve()) if config else {}
+    values: Mapping[str, object] = read_config(config, follows=True) if config else {}
     if resume is None:
         algorithm, env = _names(names, values, command, bool(HELP & {*flags}))
     elif names:
@@ -465,7 +465,7 @@ def _refuse_set_by_weights(words: list[str], config: Path | None) -> None:
     """UsageError for a setting, among `words` or in the file `config`, that the weights decide."""
     # --no-squash decides too
     names = {_name(word.partition("=")[0]).removeprefix("no-") for word in words}
-    values: Mapping[str, object] = read_config(config.resolve()) if config else {}
+    values: Mapping[str, object] = read_config(config, follows=True) if config else {}
     for name, value in values.items():
         inner = value if isinstance(value, dict) else {}
         names |= {_name(name), *(f"{_name(name)}.{_name(key)}" for key in inner)}

@@ -72,11 +72,13 @@ def read_options(words: Iterable[str]) -> dict[str, Json]:
     return options
 
 
-def read_config(path: str | Path) -> dict[str, Json]:
-    """Values of a YAML file of settings; UsageError says what is wrong with it."""
+def read_config(path: str | Path, follows: bool = False) -> dict[str, Json]:
+    """Values of a YAML file of settings; UsageError says what is wrong with it. follows: also where
+    it is a link, as a user may name one.
+    """
     # the file may be a user's, another program's or damaged
     try:
-        text = read_at_most(Path(path), MAX_CONFIG_BYTES)
+        text = read_at_most(Path(path).resolve() if follows else Path(path), MAX_CONFIG_BYTES)
         values = _Loader(text.decode("utf-8")).get_single_data()
         _check_size(values, MAX_CONFIG_VALUES)
     except FileNotFoundError:
