@@ -15,7 +15,7 @@ from gpurl.errors import UsageError
 from gpurl.kernels import c_library
 from gpurl.kernels.prioritized import prioritized_draw
 from gpurl.kernels.random import CounterRandom, RandomStreams
-from gpurl.kernels.replay import TRUNCATED, replay_sample
+from gpurl.kernels.replay import BROKEN, TRUNCATED, replay_sample
 from gpurl.memory import available_bytes
 
 ENVS = 4
@@ -193,7 +193,8 @@ def test_a_cut_ends_the_newest_step() -> None:
     replay = uniform()
     replay.add(steps(2))
     replay.mark_episode_break(torch.tensor([True, False, True, False]))
-    assert replay.ring.flags[:2].tolist() == [[0] * 4, [TRUNCATED, 0, TRUNCATED, 0]]
+    cut = TRUNCATED | BROKEN
+    assert replay.ring.flags[:2].tolist() == [[0] * 4, [cut, 0, cut, 0]]
 
 
 def test_weights_take_back_the_bias_of_the_draws() -> None:

@@ -48,7 +48,7 @@ def logged(env: VecEnv, steps: int, action: Tensor) -> tuple[dict[str, float], l
         timesteps.append(env.step(action))
         statistics.add(timesteps[-1])
     values = {name: float(value) for name, value in statistics.metrics().items()}
-    return statistics.read(values, 0), timesteps
+    return statistics.read(values | statistics.host_metrics(), 0), timesteps
 
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
@@ -166,10 +166,10 @@ def test_host_terms_survive_a_resume() -> None:
     second.load_state_dict(first.state_dict(), steps=2)
     second.add_log({"log": {"x": np.array([2.0, 9.0]), "_x": mask}})
     values = {name: float(value) for name, value in second.metrics().items()}
-    entries = second.read(values, 4)
+    entries = second.read(values | second.host_metrics(), 4)
     assert entries["env/x"] == 3.0
     assert entries["env/y"] == 1.5
-    assert "env/x" not in second.read(values, 4)
+    assert "env/x" not in second.read(values | second.host_metrics(), 4)
 
 
 # ---- the progress of the training ----
