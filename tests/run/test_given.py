@@ -103,7 +103,7 @@ def test_their_evaluation_leaves_no_trace_in_the_checkpoint(
         raise EndlessEpisodeError("an evaluation that breaks off")
 
     if ends == "early":
-        monkeypatch.setattr(Player, "play", breaks)
+        monkeypatch.setattr(Player, "play_each", breaks)
     states = []
     for folder, env in (("named", "pendulum"), ("given", make_env("pendulum", 4))):
         run = gpurl.train(name, env, run_dir=tmp_path / folder, **settings)

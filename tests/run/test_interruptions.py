@@ -298,7 +298,7 @@ def test_an_error_in_the_last_evaluation_loses_nothing(
     }
     monkeypatch.setattr("gpurl.api.evaluate", lambda *_, **__: nothing)  # the scripted policy's
     assert small_run(tmp_path / "chasing", 1, env="chasing").baseline == {}
-    monkeypatch.setattr("gpurl.run.evaluator.Player.play", lambda *_, **__: nothing)
+    monkeypatch.setattr("gpurl.run.evaluator.Player.play_each", lambda *_, **__: [nothing])
     with pytest.raises(
         NonFiniteError,
         match=r"4 evaluation episodes of environment 'pendulum' gave NaN .*--nan reset-envs",

@@ -154,8 +154,8 @@ def test_a_simulator_that_cannot_be_saved_goes_on_with_other_episodes(tmp_path: 
 def test_endless_episodes_end_the_evaluation_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    impatient = functools.partialmethod(Player.play, max_steps=2000)
-    monkeypatch.setattr(Player, "play", impatient)
+    impatient = functools.partialmethod(Player.play_each, max_steps=2000)
+    monkeypatch.setattr(Player, "play_each", impatient)
     run = small_run(tmp_path / "run", 2, env="tests.tiny_envs:Endless", eval_every=ITERATION)
     assert run.outcome.steps == 2 * ITERATION
     assert run.outcome.evaluation == {}
