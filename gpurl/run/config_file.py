@@ -98,7 +98,7 @@ def _check_size(value: Json, remaining: int) -> int:
     if remaining < 0:
         raise ValueError(f"it expands to more than {MAX_CONFIG_VALUES} values")
     if isinstance(value, dict) and (keys := [key for key in value if type(key) is not str]):
-        raise ValueError(f"names are text, one is {keys[0]!r}")
+        raise ValueError(f"it must hold `name: value` lines, {keys[0]!r} is no name")
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in items:
         remaining = _check_size(item, remaining)
