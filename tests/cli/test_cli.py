@@ -570,7 +570,7 @@ def test_wrong_words_name_what_would_do(
         ("num_envs: [1\n", "as YAML: while parsing a flow sequence"),
         ("- num_envs\n", "must hold `name: value` lines, got list"),
         ("", "must hold `name: value` lines, got NoneType"),
-        ("1: 2\n", "names are text, one is 1"),
+        ("1: 2\n", "must hold `name: value` lines"),
         ("num_env: 8\n", "did you mean num_envs"),
         ("num_envs: many\n", "num_envs is 'many'; it must be int"),
         ("num_envs: 8.5\n", "num_envs is 8.5; it must be int"),
