@@ -297,28 +297,25 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(forks: Forks, tmp_path: Pa
     assert "rank 1 does not answer: it has ended or hangs" in (tmp_path / "said/0").read_text()
 
 
-def test_an_error_of_a_rank_is_told_to_the_others(forks: Forks, tmp_path: Path) -> None:
-    settings = PPO | {
-        "env": "tests.run.test_ranks:Breaking",
-        "run_dir": str(tmp_path / "run"),
-    }
+def said_of_failing(forks: Forks, tmp_path: Path, env: str) -> tuple[str, str]:
+    """What ranks 0 and 1 say of a run in this file's environment `env`, in which both fail."""
+    settings = PPO | {"env": f"tests.run.test_ranks:{env}", "run_dir": str(tmp_path / "run")}
     codes = run_ranks(forks, tmp_path / "said", 2, **settings)
     assert 0 not in codes
-    broken, other = (tmp_path / "said/1").read_text(), (tmp_path / "said/0").read_text()
+    return (tmp_path / "said/0").read_text(), (tmp_path / "said/1").read_text()
+
+
+def test_an_error_of_a_rank_is_told_to_the_others(forks: Forks, tmp_path: Path) -> None:
+    other, broken = said_of_failing(forks, tmp_path, "Breaking")
     assert "rank 1 of 2: environment" in broken
     assert "the third environment breaks" in broken
     assert "rank 0 of 2: rank 1 failed: EnvError" in other
 
 
 def test_nan_of_an_environment_ends_all_and_names_its_rank(forks: Forks, tmp_path: Path) -> None:
-    settings = PPO | {
-        "env": "tests.run.test_ranks:Spoiling",
-        "run_dir": str(tmp_path / "run"),
-    }
-    codes = run_ranks(forks, tmp_path / "said", 2, **settings)
-    assert 0 not in codes
-    assert "NonFiniteError: rank 1 of 2: " in (tmp_path / "said/1").read_text()
-    assert "rank 0 of 2: rank 1 failed: NonFiniteError" in (tmp_path / "said/0").read_text()
+    other, spoiled = said_of_failing(forks, tmp_path, "Spoiling")
+    assert "NonFiniteError: rank 1 of 2: " in spoiled
+    assert "rank 0 of 2: rank 1 failed: NonFiniteError" in other
     assert list((tmp_path / "run" / "non_finite").iterdir())
 
 
