@@ -53,8 +53,8 @@ def batch_moments(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tenso
 
 
 def pooled_moments(number: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(number [...], mean [...], variance [...]) of all rows of G batches together: the merge
-    of Chan et al. for G batches at once. number, mean, variance: [G, ...]; a batch without rows counts nothing.
+    """(number [...], mean [...], variance [...]) of all rows of G batches together, the
+    same merge for G at once. number, mean, variance: [G, ...]; a batch without rows counts nothing.
     """
     total = number.sum(0)
     share = number / total.clamp(min=1)
