@@ -10,9 +10,11 @@ import torch
 from gpurl.kernels import moments as module
 from gpurl.kernels.moments import (
     RunningMoments,
+    batch_moments,
     normalize,
     normalize_reference,
     normalize_triton,
+    pooled_moments,
     update_moments,
     update_moments_reference,
     update_moments_triton,
@@ -64,6 +66,27 @@ def test_batches_merge_into_the_moments_of_all_rows(
     if len(rows_kept):
         torch.testing.assert_close(mean, rows_kept.mean(0), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(variance, rows_kept.var(0, correction=0), rtol=1e-12, atol=1e-12)
+
+
+def test_pooled_moments_are_those_of_all_rows() -> None:
+    """Of batches of 3, 1, 0 and 7 rows; of column 3 one row counts, of column 4 none."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        torch.randn(rows, 5, generator=generator, dtype=torch.float64) * (1 + rows) - rows
+        for rows in (3, 1, 0, 7)
+    ]
+    each = [batch_moments(batch, torch.ones(len(batch), dtype=torch.bool)) for batch in batches]
+    numbers, means, variances = (torch.stack(column) for column in zip(*each, strict=True))
+    numbers = numbers.unsqueeze(1).repeat(1, 5)
+    numbers[:, 3] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    numbers[:, 4] = 0.0
+    total, mean, variance = pooled_moments(numbers, means, variances)
+    rows = torch.cat(batches)[:, :3]
+    expected = torch.cat((rows.mean(0), batches[1][0, 3:4], torch.zeros(1)))
+    assert total.tolist() == [11.0, 11.0, 11.0, 1.0, 0.0]
+    torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+    expected = torch.cat((rows.var(0, correction=0), torch.zeros(2)))
+    torch.testing.assert_close(variance, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("update", UPDATES)
