@@ -114,3 +114,34 @@ class LargeKernel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.movedim(-1, 1)).flatten(1)
+
+
+class Pointing(TorchEnv):
+    """A picture with one white column, and a number: the action is to be the column's place in
+    [-0.7, 0.7] plus the number. An episode has one step; reward: 1 - |action - place - number|.
+    """
+
+    single_observation_space = Dict(
+        {
+            "camera": Box(0, 255, (1, 8, 8), np.uint8),
+            "offset": Box(-0.3, 0.3, (1,), np.float32),
+        }
+    )
+    single_action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        offset = 0.3 * (2.0 * rng.uniform() - 1.0)
+        return {"column": rng.integers(0, 8), "offset": offset.unsqueeze(1)}
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        place = 0.2 * state["column"].float() - 0.7 + state["offset"][:, 0]
+        reward = 1.0 - (action[:, 0] - place).abs()
+        return self.initial_state(rng), reward, torch.ones_like(reward, dtype=torch.bool)
+
+    def observe(self, state: State) -> dict[str, Tensor]:
+        columns = torch.arange(8, device=state["column"].device)
+        row = (state["column"].unsqueeze(1) == columns).to(torch.uint8) * 255
+        camera = row.view(-1, 1, 1, 8).expand(-1, 1, 8, 8).contiguous()
+        return {"camera": camera, "offset": state["offset"]}

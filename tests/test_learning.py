@@ -148,6 +148,16 @@ def test_convolutions_learn_to_catch(
     assert best_return(tmp_path, algorithm, "catch", 0.5, **settings) >= 0.5
 
 
+def test_convolutions_learn_to_point(tmp_path: Path) -> None:
+    """From 0.5 at most; without the number beside the picture one cannot have more than 0.85."""
+    networks = {name: {"hidden": [32]} for name in ("actor_network", "critic_network")}
+    settings: dict[str, Any] = {"num_envs": 32, "updates": 2, "batch_size": 64, "gamma": 0.9}
+    settings |= {"learning_starts": 256, "learning_rate": 1e-3, "eval_every": 2048} | networks
+    settings |= {"total_steps": 16_384, "eval_episodes": 64}
+    env = "tests.picture_envs:Pointing"
+    assert best_return(tmp_path, "td3", env, 0.86, **settings) >= 0.86
+
+
 def frozen_lake() -> gymnasium.Env:
     """Gymnasium's lake, 3 x 3 fields, as an image of 12 x 12 pixels."""
     lake = gymnasium.make(

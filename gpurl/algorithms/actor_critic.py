@@ -3,8 +3,9 @@ networks.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from gymnasium.spaces import Box
@@ -19,7 +20,15 @@ from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
 from gpurl.losses import categorical_td_loss, min_mean_pmf, td_loss
 from gpurl.nn.action_scaler import ActionScaler
-from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_network, set_dtype
+from gpurl.nn.encoders import (
+    RELU_GAIN,
+    EncodedCritics,
+    EncoderConfig,
+    make_encoded_network,
+    make_encoders,
+    reads_images,
+)
+from gpurl.nn.mlp import Dense, Layer, Sequential, make_network, set_dtype
 from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.parts import Part, dense_actor_part, describe, state_tensors
 from gpurl.nn.q_networks import who_takes
@@ -54,15 +63,15 @@ class ActorCriticConfig(CriticConfig):
     """Weight of the squared difference to the return up to the end of the rollout and the value
     there (ElegantRL's lambda_fit_cum_r).
     """
-    actor_network: BodyConfig = field(default_factory=BodyConfig)
+    actor_network: EncoderConfig = field(default_factory=EncoderConfig)
     """Shape of the actor."""
     critic_warmup: int = 0
     """Iterations, of those that learn, in which at first only the critics do; for init_from, where
     new critics would spoil the actor. A learned temperature stays as it is, too. New critics need
     several times 1 / (tau (1 - gamma)) updates to know the returns.
     """
-    critic_network: BodyConfig = field(default_factory=BodyConfig)
-    """Shape of each critic."""
+    critic_network: EncoderConfig = field(default_factory=EncoderConfig)
+    """Shape of each critic; an encoder of images is one for all critics."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +102,19 @@ class OffPolicyActorCritic(OffPolicy):
     actor_actions = "squashed"  # see `gpurl.nn.parts.ActorPart`
     # whether the target critics are updated with the actor only, else with the critics
     delays_target = False
-    flattens_images = False
+
+    def encoder_config(self) -> EncoderConfig | None:
+        """That of the actor; UsageError if the critics read images in another form."""
+        actor, critic = self.config.actor_network, self.config.critic_network
+        space = self.observation_space
+        assert isinstance(space, Box)
+        if reads_images(space, actor) != reads_images(space, critic):
+            raise UsageError(
+                f"actor_network.encoder {actor.encoder} and critic_network.encoder "
+                f"{critic.encoder}: actor and critic read the same observations, as images or as "
+                f"rows of numbers; give both an encoder or both none"
+            )
+        return actor
 
     def make_networks(self) -> None:
         space, config = self.action_space, self.config
@@ -117,14 +138,22 @@ class OffPolicyActorCritic(OffPolicy):
 
     def make_actor(self) -> Sequential:
         """A network [B, D] -> [1, B, actor_outputs]."""
-        config = self.config.actor_network
-        return make_network(1, self.num_inputs, self.actor_outputs(), config)
+        space, config = self.observation_space, self.config.actor_network
+        return make_encoded_network(self.num_inputs, self.actor_outputs(), space, config)
 
     def make_critics(self, count: int) -> Sequential:
-        """Networks [B, D + A] -> [count, B, 1 or atoms]."""
-        config = self.config
-        num_inputs = self.num_inputs + self.num_actions
-        return make_network(count, num_inputs, max(config.atoms, 1), config.critic_network)
+        """Networks from what `critic_inputs` gives to [count, B, 1 or atoms]."""
+        return self.make_encoded_critics(count, self.num_actions, max(self.config.atoms, 1))
+
+    def make_encoded_critics(self, count: int, num_actions: int, num_outputs: int) -> Sequential:
+        """Networks [B, F + num_actions] -> [count, B, num_outputs], with their encoder where
+        observations need one; see `critic_inputs`.
+        """
+        space, config = self.observation_space, self.config.critic_network
+        encoders = make_encoders(1, space, config, RELU_GAIN)
+        num_features = encoders[0].width if encoders else self.num_inputs
+        layers = make_network(count, num_features + num_actions, num_outputs, config)
+        return EncodedCritics(encoders[0], layers) if encoders else layers
 
     def make_training(self) -> None:
         super().make_training()
@@ -134,7 +163,9 @@ class OffPolicyActorCritic(OffPolicy):
         self._drawn_critics: tuple[Sequential, ...] = ()
         if count != self.config.num_critics:
             with torch.device(self.device):
-                self._drawn_critics = (self.make_critics(count).eval(),)
+                # those of images read what the target critics' encoder gives
+                layers = cast(Iterable[Layer], self.make_critics(count).layers)
+                self._drawn_critics = (Sequential(layers).eval(),)
 
     def set_precision(self, precision: str) -> None:
         super().set_precision(precision)
@@ -204,7 +235,16 @@ class OffPolicyActorCritic(OffPolicy):
 
     def q_outputs(self, obs: Tensor, action: Tensor) -> Tensor:
         """[E, B, 1 or atoms] of the critics."""
-        return self.critic(torch.cat((obs, action), 1))
+        return self.critic(self.critic_inputs(self.critic, obs, action))
+
+    @staticmethod
+    def critic_inputs(critic: Sequential, obs: Tensor, action: Tensor | None = None) -> Tensor:
+        """What `critic` reads of obs [B, D] and action [B, A]: [B, D + A], or [B, F + A] with F
+        features of its encoder.
+        """
+        if isinstance(critic, EncodedCritics):
+            obs = critic.encoder(obs)[0]
+        return obs if action is None else torch.cat((obs, action), 1)
 
     def _expected(self, output: Tensor) -> Tensor:
         """[E, B, 1 or atoms] -> [E, B] expected returns."""
@@ -227,17 +267,18 @@ class OffPolicyActorCritic(OffPolicy):
 
     def target_outputs(self, inputs: Tensor) -> Tensor:
         """[E, B, 1 or atoms] of the target critics, or of a subset drawn for this update, for
-        inputs [B, D + A].
+        inputs as `critic_inputs` gives them.
         """
         if not self._drawn_critics:
             return self.target_critic(inputs)
         (drawn,) = self._drawn_critics
         order = self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort()
         member = order[: self.config.target_subset]
-        for weight, parameter in zip(drawn.parameters(), self.target_critic.parameters()):
+        targets = self.target_critic.layers
+        for weight, parameter in zip(drawn.parameters(), targets.parameters()):
             torch.index_select(parameter, 0, member, out=weight)
-        for name, buffer in self.target_critic.named_buffers():
-            copied = drawn.get_buffer(name)
+        for name, buffer in targets.named_buffers():
+            copied = drawn.layers.get_buffer(name)
             # all critics share a buffer without an axis of members
             has_members = copied.shape != buffer.shape
             copied.copy_(buffer.index_select(0, member) if has_members else buffer)
@@ -247,7 +288,8 @@ class OffPolicyActorCritic(OffPolicy):
     def critic_target(self, batch: Batch) -> Tensor:
         """The targets of the critics: [B], or of distributions [B, atoms]."""
         action, entropy_cost = self.next_action(batch["next_obs"])
-        output = self.target_outputs(torch.cat((batch["next_obs"], action), 1))
+        inputs = self.critic_inputs(self.target_critic, batch["next_obs"], action)
+        output = self.target_outputs(inputs)
         return self.bellman_target(batch, output, entropy_cost)
 
     def bellman_target(self, batch: Batch, output: Tensor, entropy_cost: Tensor | None) -> Tensor:

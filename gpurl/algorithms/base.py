@@ -169,7 +169,7 @@ class Algorithm(ABC, nn.Module):
         if not self.reads_bytes and self._needs_images(observation_space):
             raise UsageError(
                 f"{self.label} has no convolutional network for the images in {observation_space}: "
-                f"take ppo, a2c, dqn or pqn, or an environment that observes numbers"
+                f"take ppo, sac, dqn or another one, or an environment that observes numbers"
             )
         self.state_space = state_space if self.reads_state() else None
         self.num_state = 0 if self.state_space is None else math.prod(self.state_space.shape or ())

@@ -30,7 +30,8 @@ from gpurl.nn.acting import Actor, FirstHalf, chain
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
 from gpurl.nn.distributions import Categorical, MultiCategorical, make_head
-from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_network
+from gpurl.nn.encoders import EncoderConfig, make_encoded_network
+from gpurl.nn.mlp import Dense, Sequential
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.parts import Part, dense_actor_part, describe, state_tensors
@@ -40,7 +41,7 @@ UNUSED = {"n_step": 1, "reward_scale": 1.0, "prioritized": False}
 
 
 @dataclass(frozen=True)
-class StudentConfig(BodyConfig):
+class StudentConfig(EncoderConfig):
     """Shape of the student."""
 
     choices: ClassVar[Choices] = {"memory": NetworkConfig.choices["memory"]}
@@ -59,6 +60,8 @@ class StudentConfig(BodyConfig):
             activation=self.activation,
             layer_norm=self.layer_norm,
             body=self.body,
+            encoder=self.encoder,
+            encoders=self.encoders,
             shared=bool(self.hidden),
             memory=self.memory,
             memory_size=self.memory_size,
@@ -122,6 +125,9 @@ class BC(OffPolicy):
     def reads_state(self) -> bool:
         return bool(self.config.teacher)
 
+    def encoder_config(self) -> EncoderConfig:
+        return self.config.actor_network
+
     def make_networks(self) -> None:
         config = self.config
         space = self.action_space
@@ -133,12 +139,12 @@ class BC(OffPolicy):
             assert isinstance(head, Categorical | MultiCategorical), space
             self.head = DiscreteHead(head, tuple(space.shape or ()), config.logit_penalty)
         self.is_recurrent = config.actor_network.memory != "none"
-        sizes = self.num_inputs, self.head.num_outputs
+        sizes, observed = (self.num_inputs, self.head.num_outputs), self.observation_space
         self.actor: Sequential | ActorCritic
         if self.is_recurrent:  # its critic stays untrained
-            self.actor = ActorCritic(config.actor_network.of_actor_critic(), *sizes)
+            self.actor = ActorCritic(config.actor_network.of_actor_critic(), *sizes, observed)
         else:
-            self.actor = make_network(1, *sizes, config.actor_network)
+            self.actor = make_encoded_network(*sizes, observed, config.actor_network)
         if self.num_state and self.normalizer is not None:  # of what the student reads
             self.normalizer = Normalizer(self.num_inputs, epsilon=config.normalize_obs_epsilon)
 
@@ -361,8 +367,7 @@ class BC(OffPolicy):
             "truncated": zeros.bool(),
         }
         self.replay.add({name: column.unsqueeze(1) for name, column in columns.items()})
-        if self.normalizer is not None:
-            self.normalizer.update(obs.reshape(count, -1).float())
+        self.update_normalizer(obs.unsqueeze(1), None)
 
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         """A student with a memory: columns [T, N, ...], "policy_state" [1, N, S] before the first
@@ -376,9 +381,7 @@ class BC(OffPolicy):
             shape = tuple(self.observation_space.shape or ())
             for name in ("obs", "final_obs"):
                 columns[name] = columns[name][..., : self.num_inputs].unflatten(-1, shape)
-        if self.normalizer is not None:
-            rows = columns["obs"].flatten(2).float()
-            self.normalizer.update(rows, columns.get("valid"))
+        self.update_normalizer(columns["obs"], columns.get("valid"))
         if not self.is_recurrent:
             self.replay.add(columns)
             return {}

@@ -14,7 +14,7 @@ from gpurl.errors import UsageError
 from gpurl.losses import td_loss, values_of_actions
 from gpurl.nn.acting import Actor, Best
 from gpurl.nn.distributions import Categorical
-from gpurl.nn.mlp import Sequential, make_network
+from gpurl.nn.mlp import Sequential
 from gpurl.nn.q_networks import num_choices
 
 # default target entropy as a fraction of the largest, as in CleanRL; the paper's 0.98 keeps the
@@ -47,7 +47,7 @@ class DiscreteSAC(SAC):
         return self.num_actions
 
     def make_critics(self, count: int) -> Sequential:
-        return make_network(count, self.num_inputs, self.num_actions, self.config.critic_network)
+        return self.make_encoded_critics(count, 0, self.num_actions)
 
     def default_target_entropy(self) -> float:
         return ENTROPY_FRACTION * math.log(self.num_actions)
@@ -74,19 +74,24 @@ class DiscreteSAC(SAC):
         with torch.no_grad():
             inputs = self.inputs(obs)
             prob = self.actor(inputs).squeeze(0).softmax(-1)
-            return (prob * self.critic(inputs).mean(0)).sum(-1)
+            return (prob * self.values(inputs).mean(0)).sum(-1)
+
+    def values(self, obs: Tensor) -> Tensor:
+        """[E, B, A] of the critics."""
+        return self.critic(self.critic_inputs(self.critic, obs))
 
     @torch.no_grad()
     def critic_target(self, batch: Batch) -> Tensor:
         log_prob = self.actor(batch["next_obs"]).squeeze(0).log_softmax(-1)
-        output = self.target_outputs(batch["next_obs"])
+        inputs = self.critic_inputs(self.target_critic, batch["next_obs"])
+        output = self.target_outputs(inputs)
         next_value = self._aggregate(output, self.config.target_aggregate)
         soft_value = (log_prob.exp() * (next_value - self.temperature.value() * log_prob)).sum(-1)
         return torch.addcmul(batch["reward"], batch["discount"], soft_value)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         target = self.critic_target(batch)
-        values = values_of_actions(self.critic(batch["obs"]), batch["action"])
+        values = values_of_actions(self.values(batch["obs"]), batch["action"])
         loss, error = td_loss(values, target, batch["weight"], None)
         metrics = {"critic_loss": loss.detach(), "qf_values": values.detach(), "td_error": error}
         return loss, metrics
@@ -94,7 +99,7 @@ class DiscreteSAC(SAC):
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         log_prob = self.actor(batch["obs"]).squeeze(0).log_softmax(-1)
         with torch.no_grad():
-            value = self._aggregate(self.critic(batch["obs"]), self.config.actor_aggregate)
+            value = self._aggregate(self.values(batch["obs"]), self.config.actor_aggregate)
         temperature = self.temperature.value().detach()
         prob = log_prob.exp()
         # log p needs no gradient: the mean of its gradient under p is 0

@@ -5,7 +5,7 @@ step and distributional critics.
 from dataclasses import dataclass, field
 
 from gpurl.algorithms.sac import SAC, SACConfig
-from gpurl.nn.mlp import BodyConfig
+from gpurl.nn.encoders import EncoderConfig
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class FastSACConfig(SACConfig):
     actor_aggregate: str = "mean"
     initial_temperature: float = 0.001
     target_entropy: float | None = 0.0
-    actor_network: BodyConfig = field(
-        default_factory=lambda: BodyConfig(hidden=(512, 256, 128), layer_norm=True)
+    actor_network: EncoderConfig = field(
+        default_factory=lambda: EncoderConfig(hidden=(512, 256, 128), layer_norm=True)
     )
-    critic_network: BodyConfig = field(
-        default_factory=lambda: BodyConfig(hidden=(768, 384, 192), layer_norm=True)
+    critic_network: EncoderConfig = field(
+        default_factory=lambda: EncoderConfig(hidden=(768, 384, 192), layer_norm=True)
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpurl.algorithms.ddpg import DDPG
 from gpurl.algorithms.td3 import TD3Config
-from gpurl.nn.mlp import BodyConfig
+from gpurl.nn.encoders import EncoderConfig
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,12 @@ class FastTD3Config(TD3Config):
     target_actor: bool = False
     delay_targets: bool = False
     target_noise: float = 0.001
-    actor_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(512, 256, 128)))
-    critic_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(1024, 512, 256)))
+    actor_network: EncoderConfig = field(
+        default_factory=lambda: EncoderConfig(hidden=(512, 256, 128))
+    )
+    critic_network: EncoderConfig = field(
+        default_factory=lambda: EncoderConfig(hidden=(1024, 512, 256))
+    )
 
 
 class FastTD3(DDPG):

@@ -66,8 +66,9 @@ class FlashSACConfig(SACConfig):
     """Divide rewards by the running standard deviation of discounted returns, and by more where
     it takes more to bring all returns so far within v_max.
     """
-    actor_network: UnitBodyConfig = field(default_factory=UnitBodyConfig)
-    critic_network: UnitBodyConfig = field(
+    # a form of its own, without encoders
+    actor_network: UnitBodyConfig = field(default_factory=UnitBodyConfig)  # type: ignore[assignment]
+    critic_network: UnitBodyConfig = field(  # type: ignore[assignment]
         default_factory=lambda: UnitBodyConfig(hidden=(256, 256))
     )
 
@@ -98,9 +99,13 @@ class FlashSAC(SAC):
 
     config: FlashSACConfig
     takes_ranks = False
+    flattens_images = False
     span_cdf: Tensor  # [noise_span], see `zeta_cdf`
     # layer.py there, NormalTanhPolicy: `LogStdLimits` keeps the outputs within
     log_std_limits = (-10.0, 2.0)
+
+    def encoder_config(self) -> None:
+        return None
 
     def make_networks(self) -> None:
         super().make_networks()

@@ -19,7 +19,7 @@ from gpurl.envs.observation_groups import Group, GroupedBox, groups_of, is_image
 from gpurl.errors import UsageError, did_you_mean, first_line
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.acting import Sum
-from gpurl.nn.mlp import BodyConfig, Layer, LowPrecision, standalone
+from gpurl.nn.mlp import BodyConfig, Dense, Layer, LowPrecision, Sequential, make_trunk, standalone
 from gpurl.nn.optimizer import check_parameters
 
 CONVOLUTIONAL = ("cnn", "impala")
@@ -27,6 +27,10 @@ MIN_NATURE_SIDE = 36  # pixels that the three convolutions of Nature CNN need
 MIN_SIDE = 4  # smaller maps are not halved again
 IMPALA_CHANNELS = (16, 32, 32)
 BYTE_SCALE = 1.0 / 255.0
+# of the orthogonal start of convolutions whose features are read beside an action (Yarats et al.
+# 2021, "Improving sample efficiency in model-free reinforcement learning from images"): torch's own
+# start makes features so small that critics see little but the action
+RELU_GAIN = math.sqrt(2.0)
 
 
 @dataclass(frozen=True)
@@ -363,3 +367,24 @@ def make_encoders(
     if space is None or not choose_encoders(space, config):
         return []
     return [Encoder(members, space, config, gain)]
+
+
+def make_encoded_network(
+    num_inputs: int, num_outputs: int, space: Box, config: EncoderConfig
+) -> Sequential:
+    """A network [B, num_inputs] -> [1, B, num_outputs], with an encoder where `space` needs one."""
+    encoders = make_encoders(1, space, config, RELU_GAIN)
+    for encoder in encoders:
+        num_inputs = encoder.width
+    trunk, width = make_trunk(1, num_inputs, config)
+    return Sequential([*encoders, *trunk, Dense(1, width, num_outputs)])
+
+
+class EncodedCritics(Sequential):
+    """Critics with one encoder of observations for all of them: `gpurl.algorithms.actor_critic`
+    puts its features and an action side by side, and these are what the layers read.
+    """
+
+    def __init__(self, encoder: Encoder, layers: Sequential) -> None:
+        super().__init__(layers.layers)  # type: ignore[arg-type]
+        self.encoder = encoder

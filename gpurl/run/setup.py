@@ -191,8 +191,8 @@ def _image_note(algorithm: Algorithm, env: VecEnv) -> str:
         return ""
     return (
         f"observations of shape {shape} look like images; they are flattened into rows of "
-        f"{math.prod(shape):,} numbers: convolutions read uint8 ones, with ppo, a2c, dqn and pqn "
-        f"and network.encoder auto, cnn or impala"
+        f"{math.prod(shape):,} numbers: convolutions read uint8 ones, with network.encoder or "
+        f"actor_network.encoder and critic_network.encoder auto, cnn or impala"
     )
 
 

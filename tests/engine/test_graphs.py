@@ -114,6 +114,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("tests.picture_envs:Seen", {"network": {"hidden": [8], "memory": "gru"}}),
     ("catch", {"algorithm": "dqn", "learning_starts": 70}),
     ("frame_stack:catch", {"network": {"hidden": [8]}}),
+    ("tests.picture_envs:Pointing", {"algorithm": "redq", "learning_starts": 70}),
     ("pendulum", {"squash": True, "entropy_coef": 0.01, "nan": "reset-envs"}),
     ("pendulum", {"distribution": "beta", "symmetry": "task", "symmetry_coef": 0.1}),
     ("pendulum", {"state_dependent_std": True, "std_type": "scalar", "bounds_coef": 0.1}),

@@ -48,6 +48,7 @@ CASES = [
 ]
 # images, alone and beside numbers
 CASES += [("ppo", "tests.picture_envs:Seen", {}), ("dqn", "catch", {}), ("pqn", "catch", {})]
+CASES += [("sac", "catch", {}), ("td3", "tests.picture_envs:Pointing", {})]
 
 
 def fake_trainer(settings: Settings) -> Trainer:

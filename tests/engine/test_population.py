@@ -143,6 +143,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("dqn", "cart_pole", {"prioritized": True}),
     ("sac", "pendulum", {}),
     ("td3", "pendulum", {}),
+    ("sac", "tests.picture_envs:Pointing", {}),
     ("pqn", "cart_pole", {}),
     ("vdn", "two_step_game", {}),
     ("ppo", "hopper", {"horizon": 32}),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.bc import StudentConfig
 from gpurl.algorithms.ppo import PPO
 from gpurl.api import train
 from gpurl.buffers.minibatches import PackedRows
@@ -21,12 +22,14 @@ from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.nn.encoders import (
     Convolution,
+    EncodedCritics,
     Encoder,
     EncoderConfig,
     image_shape,
     make_convolutions,
     to_image,
 )
+from gpurl.nn.mlp import Dense
 from gpurl.policy import load
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
@@ -320,15 +323,91 @@ def test_a_whole_network_of_ones_own_reads_pixels_as_numbers(tmp_path: Path) -> 
         WithWholeNetwork(config, space, Box(-1.0, 1.0, (2,)), 4, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("algorithm", ["sac", "td3", "flash_sac"])
 @pytest.mark.parametrize("images", ["alone", "mixed"])
-def test_actor_critics_of_a_replay_say_that_they_have_none(algorithm: str, images: str) -> None:
+def test_flash_sac_says_that_it_has_none(images: str) -> None:
     space = picture(8, 8, 3)
     if images == "mixed":
         space = GroupedBox.of({"eye": space, "speed": numbers(2)})
-    config = config_class(resolve_algorithm(algorithm))()
-    with pytest.raises(UsageError, match=r"has no convolutional network .* take ppo, a2c, dqn"):
-        make_algorithm(algorithm, config, space, Box(-1.0, 1.0, (2,)), 4)
+    config = config_class(resolve_algorithm("flash_sac"))()
+    with pytest.raises(UsageError, match=r"has no convolutional network .* take ppo, sac, dqn"):
+        make_algorithm("flash_sac", config, space, Box(-1.0, 1.0, (2,)), 4)
+
+
+POINTING = f"{ENVS}:Pointing"
+SMALL = {name: EncoderConfig(hidden=(8,)) for name in ("actor_network", "critic_network")}
+
+
+def test_critics_of_actions_share_an_encoder_which_the_actor_does_not_read() -> None:
+    chosen = make("sac", POINTING, num_critics=3, batch_size=4, **SMALL)
+    obs = chosen.inputs(make_env(POINTING, 4).reset(seed=0)[0])
+    assert obs.dtype == torch.uint8
+    critic, actor = chosen.critic, chosen.actor
+    assert isinstance(critic, EncodedCritics)
+    for network in (critic, actor):
+        assert sum(isinstance(each, Convolution) for each in network.modules()) == 3
+    # the features of the one encoder and the action go through the layers of each critic
+    action = torch.rand(4, 1)
+    x = torch.cat((critic.encoder(obs)[0], action), 1)
+    expected = x.expand(3, -1, -1)
+    for layer in (each for each in critic.modules() if isinstance(each, Dense)):
+        expected = expected @ layer.weight.mT + layer.bias
+        expected = expected.relu() if layer.activation == "relu" else expected
+    torch.testing.assert_close(chosen.q_outputs(obs, action), expected)
+    # the actor's loss moves the actor's encoder, and no weight of the critics
+    chosen.actor_loss({"obs": obs})[0].backward()
+    grads = [parameter.grad for parameter in actor.layers[0].parameters()]
+    assert all(grad is not None and grad.any() for grad in grads)
+    assert all(each.grad is None or not each.grad.any() for each in critic.parameters())
+
+
+def test_updates_move_the_encoders_and_polyak_averaging_that_of_the_target() -> None:
+    chosen = make("td3", POINTING, batch_size=4, tau=0.25, policy_delay=1, **SMALL)
+    rows = chosen.inputs(make_env(POINTING, 4).reset(seed=0)[0])
+    before = {name: value.clone() for name, value in chosen.state_dict().items()}
+    batch = {"obs": rows, "next_obs": rows, "action": torch.rand(4, 1)}
+    batch |= {name: torch.ones(4) for name in ("reward", "discount", "weight")}
+    chosen.update_step(batch, 0)
+    after = chosen.state_dict()
+    moved = [name for name in before if ".encoder." in name and "target" not in name]
+    moved += [name for name in before if name.startswith("actor.layers.0.")]
+    assert len(moved) == 12  # weights and biases of three convolutions each
+    for name in moved:
+        assert not torch.equal(before[name], after[name]), name
+        target = f"target_{name}"
+        expected = before[target].lerp(after[name], 0.25)
+        torch.testing.assert_close(after[target], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("env", [POINTING, "catch"])
+def test_drawn_target_critics_read_what_all_of_them_read(env: str) -> None:
+    chosen = make("sac", env, num_critics=5, target_subset=2, **SMALL)
+    obs = chosen.inputs(make_env(env, 4).reset(seed=0)[0])
+    action = torch.rand(4, 1) if env == POINTING else None
+    with torch.no_grad():
+        inputs = chosen.critic_inputs(chosen.target_critic, obs, action)
+        drawn, every = chosen.target_outputs(inputs), chosen.target_critic(inputs)
+    assert len(drawn) == 2
+    for values in drawn:
+        assert any(torch.allclose(values, each, atol=1e-6) for each in every)
+
+
+def test_actor_and_critics_read_images_in_one_form() -> None:
+    networks = {"actor_network": EncoderConfig(encoder="none"), "critic_network": EncoderConfig()}
+    with pytest.raises(
+        UsageError, match=r"actor_network.encoder none and critic_network.encoder auto"
+    ):
+        make("sac", "catch", **networks)
+    both = make("sac", "catch", **dict.fromkeys(networks, EncoderConfig(encoder="none")))
+    assert both.inputs(make_env("catch", 4).reset()[0]).dtype == torch.float32
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_a_student_reads_images(memory: str) -> None:
+    student = make("bc", "catch", actor_network=StudentConfig(hidden=(8,), memory=memory))
+    assert sum(isinstance(each, Convolution) for each in student.actor.modules()) == 3
+    obs = make_env("catch", 4).reset(seed=0)[0]
+    state = student.initial_policy_state(4)
+    assert student.act(obs, state, explore=False).action.shape == (4,)
 
 
 def test_bf16_computes_convolutions_in_low_precision() -> None:

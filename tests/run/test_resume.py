@@ -22,7 +22,7 @@ from tests.small_runs import assert_same, small_settings, some_demonstrations, t
 ENVS, HORIZON, WHOLE = 8, 2, 20
 ITERATION = ENVS * HORIZON
 WALK, PLACES, AGENTS = "tests.tiny_envs:RandomWalk", "cart_pole", "two_step_game"
-SEEN = "tests.picture_envs:Seen"
+SEEN, POINTING = "tests.picture_envs:Seen", "tests.picture_envs:Pointing"
 COMMON: dict[str, Any] = {
     "num_envs": ENVS,
     "horizon": HORIZON,
@@ -67,6 +67,7 @@ VARIANTS: dict[
     "ppo of pictures and numbers": ("ppo", SEEN, {"network": {"hidden": [8], "memory": "gru"}}),
     "ppo of stacked frames": ("ppo", "frame_stack:catch", {}),
     "dqn of pictures and numbers": ("dqn", SEEN, {"normalize_obs": True}),
+    "sac of pictures and numbers": ("sac", POINTING, {"normalize_obs": True}),
     "sac discrete": ("sac", PLACES, {"schedule": "linear"}),
     "a2c that logs once": (
         "a2c",

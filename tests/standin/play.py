@@ -113,6 +113,7 @@ def off_policy_cases() -> dict[str, tuple[str, str, Settings]]:
         "sac prioritized": ("sac", "pendulum", EVEN | REPLAY | {"prioritized": True, "n_step": 3}),
         "sac bf16": ("sac", "pendulum", EVEN | REPLAY | {"storage": "bfloat16"}),
         "dqn images": ("dqn", "catch", EVEN | REPLAY),
+        "sac images": ("sac", "tests.picture_envs:Pointing", EVEN | REPLAY),
         "sac valid": ("sac", f"{ENVS}:LateRestarts", EVEN | REPLAY | {"n_step": 3}),
         "sac returns": ("sac", "pendulum", EVEN | REPLAY | {"fit_returns": 0.1}),
         "sac, graphs of the policy": ("sac", "pendulum", EVEN | REPLAY | {"graph": "policy"}),
