@@ -21,7 +21,8 @@ from gpurl.cli import doctor
 from gpurl.cli import main as cli
 from gpurl.cli.main import main, print_json
 from gpurl.cli.settings import parse_profile, parse_train
-from gpurl.envs.registry import NOT_ENVS, env_names, env_options, option_help, resolve_env
+from gpurl.discovery import NOT_ENVS
+from gpurl.envs.registry import env_names, env_options, option_help, resolve_env
 from gpurl.errors import (
     CheckpointError,
     EnvError,
