@@ -108,6 +108,36 @@ def test_values_not_given_keep_their_last_number(
     ]
 
 
+def test_what_a_training_waits_for_is_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SECONDS_PER_LINE", 0.0)
+    with Display("t", None) as display:
+        display.activity("video: frame 1 of 2")
+        display.activity("")
+        display.update(1, {"train/approx_kl": 0.25})
+    assert capsys.readouterr().out.splitlines() == [
+        "t",
+        "video: frame 1 of 2",
+        "1 steps | KL 0.25",
+    ]
+
+
+def test_what_a_training_waits_for_is_in_the_table_until_it_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Display("t", None, live=True) as display:
+        monkeypatch.setattr(module, "SECONDS_PER_FRAME", 0.0)
+        display.update(1, {"train/approx_kl": 0.25})
+        monkeypatch.setattr(module, "SECONDS_PER_FRAME", 60.0)
+        display.activity("video: frame 1 of 2")
+        assert "frame 1 of 2" in capsys.readouterr().out
+        display.activity("")
+    last = capsys.readouterr().out
+    assert "KL" in last
+    assert "frame 1 of 2" not in last
+
+
 @pytest.mark.parametrize(
     ("fps", "eta"), [(0.0, "-"), (float("nan"), "-"), (float("inf"), "-"), (0.1, "2:46:40")]
 )
