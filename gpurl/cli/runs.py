@@ -91,13 +91,13 @@ def run_table(runs: Sequence[RunEntry], width: int | None = None) -> str:
 
 
 def _dropping_order(runs: Sequence[RunEntry]) -> list[str]:
-    """Columns of which the name of every run tells, as runs/ENV/ALGORITHM/..., then DROPPED."""
-    told = [
+    """Columns that the name of every run repeats, as runs/ENV/ALGORITHM/..., then DROPPED."""
+    repeated = [
         column
         for column in ("algorithm", "env")
         if all(value_of(run, column) in run.name.split("/") for run in runs)
     ]
-    return told + [column for column in DROPPED if column not in told]
+    return repeated + [column for column in DROPPED if column not in repeated]
 
 
 def _width(table: Mapping[str, Sequence[str]]) -> int:
