@@ -233,7 +233,7 @@ class Display:
         update = values.get("time/update_seconds", 0.0)
         if collect + update > 0:
             percent = 100 * collect / (collect + update)
-            cells["collect / update"] = f"{percent:.0f} % / {100 - percent:.0f} %"
+            cells["rollout / update"] = f"{percent:.0f} % / {100 - percent:.0f} %"
         # returns, losses and what else there is
         for label, tags in ROWS.items():
             tag = next((tag for tag in tags if tag in values), None)

@@ -412,7 +412,7 @@ def test_resume_takes_the_saved_settings_and_goes_on(
         == 0
     )
     out = capsys.readouterr().out
-    assert f"ended by total_steps after {4 * ITERATION:,} steps" in out
+    assert f"ended after {4 * ITERATION:,} steps: total_steps reached" in out
     assert f"run folder {run_folder}" in out
     assert re.search(r"evaluated return -\d+\.\d\d ± \d+\.\d\d over 4 episodes", out)
 

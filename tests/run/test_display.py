@@ -28,7 +28,7 @@ VALUES = {
 }
 LINE = (
     "ppo on chasing\n"
-    "524k/1.05M steps, 50.0 %, ETA 0:00:05 | env-steps/s 100k | collect / update 25 % / 75 % | "
+    "524k/1.05M steps, 50.0 %, ETA 0:00:05 | env-steps/s 100k | rollout / update 25 % / 75 % | "
     "episode return 3.25 | episode length 200 | eval return 2.5 | value loss 0.125 | learning rate "
     "0.0003\n"
 )
@@ -184,7 +184,7 @@ def test_the_table_shows_progress_and_numbers() -> None:
     assert rows[:-1] == [
         "",
         "env-steps/s 100k eval return 2.5",
-        "collect / update 25 % / 75 % value loss 0.125",
+        "rollout / update 25 % / 75 % value loss 0.125",
         "episode return 3.25 learning rate 0.0003",
         "episode length 200",
     ]
@@ -194,7 +194,7 @@ def test_the_table_shows_progress_and_numbers() -> None:
 def test_a_narrow_terminal_gets_one_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     rows = table(1 << 19)[3:]
-    assert rows[:2] == ["env-steps/s 100k", "collect / update 25 % / 75 %"]
+    assert rows[:2] == ["env-steps/s 100k", "rollout / update 25 % / 75 %"]
     assert rows[-2] == "learning rate 0.0003"
 
 
