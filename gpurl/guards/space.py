@@ -73,7 +73,8 @@ class SpaceGuard:
         low, high = (limit.reshape(-1)[place] for limit in (self.space.low, self.space.high))
         return [
             f"observations of {self.env_name!r} leave their space: {values['rows outside']:.0f} of "
-            f"the {values['rows of the sample']:.0f} looked at; number {place} of one was "
-            f"{values['worst number']:.6g}, single_observation_space has {low:.6g} to {high:.6g}. "
+            f"the {values['rows of the sample']:.0f} checked; element {place} of one was "
+            f"{values['worst number']:.6g}, single_observation_space allows {low:.6g} to "
+            f"{high:.6g}. "
             f"Widen the space, to np.inf where there is no limit"
         ]

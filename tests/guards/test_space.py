@@ -107,5 +107,5 @@ def test_a_run_warns_once(
     shown = capsys.readouterr().err
     assert shown.count("leave their space") == warnings
     if warnings:
-        assert "number 2 of one was " in shown
-        assert "single_observation_space has -1 to " in shown
+        assert "element 2 of one was " in shown
+        assert "single_observation_space allows -1 to " in shown
