@@ -91,5 +91,5 @@ learn: setup
 # removes the environments and what tools and tests leave, not runs/ and wheels/
 clean:
 	rm -rf $(VENV) .tritons .venv-peers .venv-audit .gpu-check
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info MUJOCO_LOG.TXT
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site *.egg-info MUJOCO_LOG.TXT
 	find gpurl envs kernels tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

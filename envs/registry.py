@@ -13,24 +13,23 @@ from typing import Any
 import gymnasium
 import torch
 
-from gpurl.discovery import find_class, module_names
+from gpurl.discovery import NOT_ENVS, env_names, find_class, module_names
 from gpurl.envs.vec_env import Options, VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean, raised_at
 from gpurl.kernels.backend import on_device
 from gpurl.kernels.memory_errors import is_out_of_memory
 
-# files and folders that define no environment
-NOT_ENVS = frozenset(
-    {
-        *("registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "numpy"),
-        *("canvas", "names", "deployment", "observation_groups", "stacked_box", "wrapper"),
-    }
-)
-
-
-def env_names() -> list[str]:
-    """Names of the environments of this package and of the packages in it, one per simulator."""
-    return list(module_names(sys.modules["gpurl.envs"], NOT_ENVS))
+__all__ = [
+    "check_options",
+    "construction_problem",
+    "env_names",
+    "env_options",
+    "make_env",
+    "option_help",
+    "option_types",
+    "picture_options",
+    "resolve_env",
+]
 
 
 def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:

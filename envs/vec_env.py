@@ -30,6 +30,8 @@ class ShareSeeds(tuple[int, ...]):
 
 
 Seed = int | ShareSeeds
+# names of info["log"] that count failures: they are logged from the first that is not 0 on
+FAILURE_COUNTS = frozenset({"non_finite_worlds", "worlds_lacking_room"})
 
 
 class Timestep(NamedTuple):
@@ -49,7 +51,8 @@ class Timestep(NamedTuple):
     - "valid" [N] bool: False where the step is no real transition; such steps are not trained on
     - "action_mask" [N, ...]
     - "log": a dict of scalars, tensors or numpy arrays, whose means are logged as env/<name>; with
-      "_<name>" [N] bool beside it, the mean is over those environments and steps only
+      "_<name>" [N] bool beside it, the mean is over those environments and steps only; names of
+      FAILURE_COUNTS are left out while they are 0
     """
 
     obs: Tensor  # [N, *obs] what the policy sees next

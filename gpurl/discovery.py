@@ -13,6 +13,38 @@ from types import ModuleType
 
 from gpurl.errors import UsageError, did_you_mean, last_line
 
+# files of gpurl/algorithms that define no algorithm
+NOT_ALGORITHMS = frozenset(
+    {"base", "on_policy", "off_policy", "actor_critic", "exploration", "symmetry"}
+)
+# files and folders of envs/ that define no environment
+NOT_ENVS = frozenset(
+    {
+        *("registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "numpy"),
+        *("canvas", "names", "deployment", "observation_groups", "stacked_box", "wrapper"),
+    }
+)
+
+
+def algorithm_names() -> list[str]:
+    """Names of the algorithms of gpurl; none is imported, nor torch."""
+    return _names_in("gpurl.algorithms", NOT_ALGORITHMS)
+
+
+def env_names() -> list[str]:
+    """Names of the environments of gpurl and of the packages in it, one per simulator; none is
+    imported, nor torch.
+    """
+    return _names_in("gpurl.envs", NOT_ENVS)
+
+
+def _names_in(package: str, hidden: frozenset[str]) -> list[str]:
+    spec = importlib.util.find_spec(package)  # without executing its __init__.py
+    assert spec is not None
+    return sorted(
+        name for name, _ in _modules(spec.submodule_search_locations or (), package, hidden)
+    )
+
 
 def module_names(package: ModuleType, hidden: frozenset[str] = frozenset()) -> dict[str, str]:
     """{name: full module name} of the modules in `package` and its subpackages, sorted by name,

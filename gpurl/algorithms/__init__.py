@@ -7,16 +7,9 @@ import torch
 from gymnasium.spaces import Discrete
 
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig, global_stream
-from gpurl.discovery import find_class, module_names
+from gpurl.discovery import NOT_ALGORITHMS, algorithm_names, find_class
 
-NOT_ALGORITHMS = frozenset(
-    {"base", "on_policy", "off_policy", "actor_critic", "exploration", "symmetry"}
-)
-
-
-def algorithm_names() -> list[str]:
-    """Names of the algorithms of this package."""
-    return list(module_names(sys.modules[__name__], NOT_ALGORITHMS))
+__all__ = ["algorithm_names", "config_class", "make_algorithm", "resolve_algorithm"]
 
 
 def resolve_algorithm(name: str) -> type[Algorithm]:

@@ -67,7 +67,7 @@ class ActorCriticConfig(CriticConfig):
     """Shape of the actor."""
     critic_warmup: int = 0
     """Iterations, of those that learn, in which at first only the critics do; for init_from, where
-    new critics would spoil the actor. A learned temperature stays as it is, too. New critics need
+    new critics would degrade the actor. A learned temperature stays as it is, too. New critics need
     several times 1 / (tau (1 - gamma)) updates to know the returns.
     """
     critic_network: EncoderConfig = field(default_factory=EncoderConfig)

@@ -78,7 +78,7 @@ class BCConfig(OffPolicyConfig):
     dataset: str | None = None
     """Dataset to clone: FILE.npz or FILE.safetensors with obs [M, ...] and action [M, ...] in the
     environment's units, or minari:DATASET_ID. The student acts, for the log only; all rows of the
-    dataset are learnt from.
+    dataset are learned from.
     """
     teacher: tuple[str, ...] = ()
     """Policy to clone: a run folder (its best checkpoint) or a checkpoint folder. The teacher
@@ -188,7 +188,7 @@ class BC(OffPolicy):
         if self._teachers:
             teacher_action, of_teachers = self._ask_teachers(obs, of_teachers)
             action = self.head.from_env(teacher_action)
-            # with DAgger the student acts, unless it has learnt nothing yet
+            # with DAgger the student acts, unless it has learned nothing yet
             if self.config.dagger:
                 env_action = torch.where(self.num_updates > 0, env_action, teacher_action)
             else:
@@ -265,7 +265,7 @@ class BC(OffPolicy):
         return self.head.to_env(action)
 
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
-        """[N] NaN: no value is learnt. The actor runs nevertheless, because this call is timed to
+        """[N] NaN: no value is learned. The actor runs nevertheless, because this call is timed to
         choose the number of threads.
         """
         with torch.no_grad():
@@ -356,7 +356,7 @@ class BC(OffPolicy):
             obs.dtype,
             self.config.storage,
         )
-        # rewards and ends are not learnt from
+        # rewards and ends are not learned from
         zeros = torch.zeros(count, device=self.device)
         columns = {
             "obs": obs,

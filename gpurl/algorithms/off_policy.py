@@ -46,7 +46,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """Rewards that a target sums before it bootstraps; never past the end of an episode."""
     learning_rate: float = 3e-4
     reward_scale: float = 1.0
-    """Factor of the rewards that are learnt from."""
+    """Factor by which rewards are multiplied before learning."""
     prioritized: bool = False
     """Draw transitions by their last TD error (Schaul et al. 2016) instead of uniformly."""
     per_alpha: float = 0.5

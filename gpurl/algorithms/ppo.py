@@ -114,8 +114,8 @@ class PPOConfig(OnPolicyConfig):
     """With init_from: begin with initial_std in place of the standard deviation of that run."""
     critic_warmup: int = 0
     """Iterations at the start in which only the critic learns; for init_from, where a new critic
-    would spoil the actor. What the actor reads, its normaliser too, stays as it is, and schedule kl
-    leaves the learning rate as it is.
+    would degrade the actor. The actor and its normaliser stay as they are, and schedule kl leaves
+    the learning rate as it is.
     """
     asymmetric: bool = True
     """The critic reads the environment's privileged observations, if it has any, in place of the

@@ -36,7 +36,7 @@ class PQNConfig(EpsilonGreedyConfig, OnPolicyConfig):
     rollout.
     """
     reward_scale: float = 1.0
-    """Factor of the rewards that are learnt from."""
+    """Factor by which rewards are multiplied before learning."""
     max_grad_norm: float | None = 10.0
     network: QNetworkConfig = field(
         default_factory=lambda: QNetworkConfig(hidden=(128, 128), layer_norm=True)

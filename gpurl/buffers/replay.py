@@ -36,7 +36,7 @@ class Replay:
     columns: what a step of one environment stores besides observations, name -> shape, () or (n,),
     "reward" first. storage: "float32" or "bfloat16", the dtype of float observations; uint8 ones
     are stored as uint8. final_obs_fraction: number of stored final observations, as a fraction of
-    all transitions; if episodes end more often, the oldest truncated ends are not learnt from.
+    all transitions; if episodes end more often, the oldest truncated ends are not learned from.
     frames: obs_shape is that of so many stacked frames, of which each is stored once.
     UsageError if the device has too little free memory.
     """

@@ -29,13 +29,13 @@ from gpurl.envs.vec_env import (
 )
 from gpurl.errors import EnvError, UsageError, first_line, raised_at
 from gpurl.guards.contract import EnvGuard, check_reset, check_step, reset_env, step_env
+from gpurl.guards.space import limits
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.display import counted
 from gpurl.run.evaluator import MAX_STEPS
 
 NUM_ENVS = 8  # of an environment given by name
-SLACK = 1e-5  # relative: how far rounding may put an observation outside its space
 REPLAYED = 16  # steps that are played twice
 PLAYED = 1000  # steps after which an episode has probably ended, if there is a time limit
 PLAYED_SECONDS = 3.0  # of them, at most
@@ -346,10 +346,7 @@ def _value_problems(env: VecEnv, name: str, values: dict[str, Tensor]) -> Iterat
     """Numbers that are not finite, and observations outside their space."""
     space = env.single_observation_space
     assert isinstance(space, Box)
-    low, high = (
-        torch.as_tensor(limit, dtype=torch.float64, device=env.device)
-        for limit in (space.low, space.high)
-    )
+    low, high = limits(space, env.device)
     for key, value in values.items():
         rows = ~torch.isfinite(value).reshape(env.num_envs, -1).all(1)
         if rows.any():
@@ -359,9 +356,7 @@ def _value_problems(env: VecEnv, name: str, values: dict[str, Tensor]) -> Iterat
                 FINITE,
             )
         elif "obs" in key:
-            too_low = value < low - SLACK * low.abs().clamp(min=1.0)
-            too_high = value > high + SLACK * high.abs().clamp(min=1.0)
-            outside = (too_low | too_high).reshape(env.num_envs, -1).any(1)
+            outside = ((value < low) | (value > high)).reshape(env.num_envs, -1).any(1)
             if outside.any():
                 worst = value[outside][0].tolist()
                 yield (

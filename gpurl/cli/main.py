@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -121,6 +122,12 @@ def _run_command(name: str, words: list[str]) -> int:
             f"gpurl has no command {name!r}; {did_you_mean(name, COMMANDS)}Known: "
             f"{', '.join(COMMANDS)}"
         )
+    if name in TAKE_NAMES:
+        from gpurl.cli.names_page import asks_for_names, names_page
+
+        if asks_for_names(words):
+            print(names_page(name))
+            return 0
     if name in PARSE_THEMSELVES:
         return COMMANDS[name](words)
     import tyro
@@ -483,7 +490,8 @@ def runs(
         for run in chosen:
             print_json(as_json(run))
     else:
-        print(run_table(chosen))
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        print(run_table(chosen, shutil.get_terminal_size().columns if is_terminal else None))
     return 0
 
 
@@ -572,6 +580,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "completion": completion,
 }
 SILENT = {"-h", "--help", "--help-all", "--quiet", "quiet=true"}
+TAKE_NAMES = {"train", "config", "profile"}  # an algorithm and an environment
 PARSE_THEMSELVES = {"train", "config", "profile", "convert", "bench"}
 
 if __name__ == "__main__":

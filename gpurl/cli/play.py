@@ -15,6 +15,7 @@ from gpurl.policy import load
 from gpurl.run.display import counted
 from gpurl.run.run_folder import EPISODE, run_of
 from gpurl.run.setup import choose_device
+from gpurl.run.terminal import ProgressLine
 from gpurl.video.files import check_video_path, max_fps, write_video
 
 MAX_STEPS = 20_000  # of an episode, on average: an environment may have no time limit
@@ -89,7 +90,8 @@ def film_run(
     target = video.absolute()
     pictures = film(path, episodes, device, seed, height, speed, max_fps(video))
     try:
-        write_video(target, pictures, pictures.fps)
+        with ProgressLine() as line:
+            write_video(target, pictures.watched(line.show), pictures.fps)
     finally:
         pictures.env.close()
     for episode in sorted(pictures.episodes, key=lambda each: each.number):

@@ -1,7 +1,8 @@
 """The table of runs that `gpurl runs` prints, and the deletion of those that nobody needs."""
 
 import fnmatch
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpurl.checkpoints.plain_files import Json
@@ -12,6 +13,9 @@ COLUMNS = ("name", "env", "algorithm", "steps", "best", "last", "state", "age", 
 NUMBERS = ("steps", "best", "last", "age", "size")
 # of an entry, where its name is another
 FIELDS = {"best": "best_return", "last": "last_return"}
+# in a narrow terminal, the least important first
+DROPPED = ("size", "last", "age", "algorithm", "env")
+GAP = "  "
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
@@ -56,18 +60,54 @@ def _text(run: RunEntry, name: str) -> str:
     return "" if value is None else str(value)
 
 
-def run_table(runs: Sequence[RunEntry]) -> str:
-    """The runs as a table."""
-    rows = [COLUMNS, *(tuple(_cell(run, column) for column in COLUMNS) for run in runs)]
-    widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in NUMBERS else cell.ljust(width)
-            for cell, width, column in zip(row, widths, COLUMNS)
-        ]
-        lines.append("  ".join(cells).rstrip())
+def run_table(runs: Sequence[RunEntry], width: int | None = None) -> str:
+    """The runs as a table. width: letters in a line, None for any number; where it is too narrow,
+    the reasons of failures go first, then columns, then the beginning of names.
+    """
+    columns = list(COLUMNS)
+    table = {column: [column, *(_cell(run, column) for run in runs)] for column in columns}
+    if width is not None and _width(table) > width:
+        table["state"] = [text.partition(" (")[0] for text in table["state"]]
+    dropped = []
+    for column in _dropping_order(runs):
+        if width is None or _width(table) <= width:
+            break
+        del table[column]
+        dropped.append(column)
+    if width is not None and (excess := _width(table) - width) > 0:
+        longest = max(max(map(len, table["name"])) - excess, len("name"))
+        table["name"] = [_ending(text, longest) for text in table["name"]]
+    # numbers end, texts begin below each other
+    aligned = [
+        [cell.rjust(size) if column in NUMBERS else cell.ljust(size) for cell in cells]
+        for column, cells in table.items()
+        for size in [max(map(len, cells))]
+    ]
+    lines = [GAP.join(row).rstrip()[:width] for row in zip(*aligned)]
+    if dropped and width is not None:
+        text = f"not shown: {', '.join(dropped)}; a wider terminal or --json has them"
+        lines += textwrap.wrap(text, width)
     return "\n".join(lines)
+
+
+def _dropping_order(runs: Sequence[RunEntry]) -> list[str]:
+    """Columns that the name of every run repeats, as runs/ENV/ALGORITHM/..., then DROPPED."""
+    repeated = [
+        column
+        for column in ("algorithm", "env")
+        if all(value_of(run, column) in run.name.split("/") for run in runs)
+    ]
+    return repeated + [column for column in DROPPED if column not in repeated]
+
+
+def _width(table: Mapping[str, Sequence[str]]) -> int:
+    """Letters in a line."""
+    return sum(max(map(len, cells)) for cells in table.values()) + len(GAP) * (len(table) - 1)
+
+
+def _ending(text: str, length: int) -> str:
+    """The last letters of a text that is longer."""
+    return text if len(text) <= length else f"…{text[len(text) - length + 1 :]}"
 
 
 def _cell(run: RunEntry, column: str) -> str:

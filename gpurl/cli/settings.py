@@ -4,9 +4,7 @@ and a dataclass of everything that can be set.
 
 import dataclasses
 import re
-import shutil
 import sys
-import textwrap
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from gpurl.checks import MAX_INTEGER
 from gpurl.cli.env_options import members_class, options_class
+from gpurl.cli.names_page import HELP, names_page
+from gpurl.discovery import algorithm_names
 from gpurl.envs.registry import check_options, resolve_env
 from gpurl.errors import UsageError
 from gpurl.nn.encoders import CONVOLUTIONAL
@@ -28,7 +28,6 @@ from gpurl.run.settings import Settings, TrainConfig, make_defaults, merge, refu
 
 Options = TypeVar("Options")
 
-HELP = {"-h", "--help", "--help-all"}
 SETTING = re.compile(r"(?:--)?([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 # settings that `gpurl.cli.convert.policy` derives from the weights
 SET_BY_WEIGHTS = {
@@ -246,18 +245,7 @@ def _names(
     algorithm = names[0] if names else values.get("algorithm")
     env = names[1] if len(names) > 1 else values.get("env")
     if algorithm is None or env is None:
-        from gpurl.algorithms import algorithm_names
-        from gpurl.envs.registry import env_names
-
-        lines = [
-            f"gpurl {command} ALGORITHM ENV [settings], for example gpurl {command} ppo chasing",
-            f"algorithms: {', '.join(algorithm_names())}, or the module path of your own",
-            f"environments: {', '.join(env_names())}, an id of Gymnasium, or the module path of "
-            f"your own; gpurl envs explains them",
-            f"gpurl {command} ALGORITHM ENV --help lists the settings",
-        ]
-        width = shutil.get_terminal_size((100, 0)).columns
-        text = "\n".join(textwrap.fill(line, width, subsequent_indent="    ") for line in lines)
+        text = names_page(command)
         if wants_help:
             print(text)
             sys.exit(0)
@@ -266,8 +254,6 @@ def _names(
     for name in (algorithm, env):
         if not isinstance(name, str):
             raise UsageError(f"algorithm and env must be names, got {name!r}")
-    from gpurl.algorithms import algorithm_names
-
     if env in algorithm_names() and algorithm not in algorithm_names():
         raise UsageError(
             f"{env} is an algorithm and comes first: gpurl {command} {env} {algorithm}"

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from gpurl.video.film import FPS
 HOST = "127.0.0.1"  # this machine only
 PORT = 8080
 SPEEDS = (0.1, 4.0)  # of the slider
+# red, green, blue
+BACKGROUND = (96, 110, 128)
+GROUND = {"plane_color": (60, 72, 88), "plane_opacity": 1.0, "shadow_opacity": 0.5}
+LINES = {"cell_color": (84, 97, 115), "section_color": (110, 124, 143)}
 
 
 def view_run(
@@ -59,6 +64,7 @@ def view_run(
         # the page; no client may ask viser's servers for an address of it on the internet
         server.gui.configure_theme(show_share_button=False)
         server.request_share_url = lambda verbose=True: None  # type: ignore[method-assign]
+        darken(server.scene)
         scene = ViserMujocoScene(server, env.model, num_envs=1)  # type: ignore[attr-defined]
         note = server.gui.add_markdown("")
         is_paused = server.gui.add_checkbox("pause", False)
@@ -91,6 +97,15 @@ def view_run(
     finally:
         server.stop()
         env.close()
+
+
+def darken(scene: Any) -> None:
+    """Give viser's scene a dark background, and planes that it gets from now on a dark ground:
+    both are white else, as many models are.
+    """
+    scene.set_background_image(np.full((1, 1, 3), BACKGROUND, np.uint8))
+    add_grid = scene.add_grid  # which mjviser calls for planes
+    scene.add_grid = lambda name, **options: add_grid(name, **options | GROUND | LINES)
 
 
 def _distance(env: VecEnv) -> float:

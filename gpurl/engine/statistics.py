@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.envs.vec_env import Timestep
+from gpurl.envs.vec_env import FAILURE_COUNTS, Timestep
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.newest_episodes import keep_newest
 
@@ -41,6 +41,8 @@ class EpisodeStatistics:
         self.terms: dict[str, Tensor] = {}
         # the same of names whose values the host has: Python's numbers and numpy's arrays
         self.host_terms: dict[str, list[float]] = {}
+        # counts of failures that have not been 0
+        self.failures: set[str] = set()
         # [2] number of steps that were transitions and of all, if the environments say which
         self.transitions: Tensor | None = None
 
@@ -145,7 +147,13 @@ class EpisodeStatistics:
         # means of the environment's own terms
         names = [name.removeprefix("sum ") for name in values if name.startswith("sum ")]
         sums = {name: (values[f"sum {name}"], values[f"count {name}"]) for name in names}
-        terms = {f"env/{name}": total / count for name, (total, count) in sums.items() if count}
+        self.failures |= {name for name, (total, _) in sums.items() if total} & FAILURE_COUNTS
+        silent = FAILURE_COUNTS - self.failures
+        terms = {
+            f"env/{name}": total / count
+            for name, (total, count) in sums.items()
+            if count and name not in silent
+        }
         for term in self.terms.values():
             term.zero_()
         self.host_terms = {name: [0.0, 0.0] for name in self.host_terms}
@@ -171,6 +179,7 @@ class EpisodeStatistics:
                 name: torch.tensor(term, dtype=torch.float64)
                 for name, term in self.host_terms.items()
             },
+            "failures": sorted(self.failures),
         }
 
     def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
@@ -189,6 +198,7 @@ class EpisodeStatistics:
             self.terms.setdefault(name, torch.zeros_like(term)).copy_(term)
         host_terms = state.get("host_terms", {})  # a checkpoint may be older
         self.host_terms = {name: term.tolist() for name, term in host_terms.items()}
+        self.failures = set(state.get("failures", ()))
 
 
 class Stopwatch:

@@ -2,9 +2,9 @@
 keys and memory, for which the device does nothing.
 
 Values (NaN, an observation outside its space, both flags at once, an episode of length 0) are not
-checked here, since reading them waits for the device: `gpurl.guards.finite` sees NaN, `gpurl
-check-env` the others. Where both flags are set the episode was terminated. Tensors may have any
-strides.
+checked here, since reading them waits for the device: `gpurl.guards.finite` sees NaN,
+`gpurl.guards.space` samples observations, `gpurl check-env` sees all. Where both flags are set the
+episode was terminated. Tensors may have any strides.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Parts of an algorithm in a form that algorithms share, so that a new run can begin with the actor
 or the critic of another one.
 
-A part's tensors are views of the algorithm's own memory: what is copied into them is learnt on.
+A part's tensors are views of the algorithm's own memory: what is copied into them is trained on.
 """
 
 from collections.abc import Iterator

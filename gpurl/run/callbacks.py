@@ -28,6 +28,8 @@ class RunView:
     logged: dict[str, Tensor | float] = field(default_factory=dict)  # for the next log entry
     # whether a signal asked the run to end, for callbacks that take long
     should_stop: Callable[[], bool] = bool
+    # shows a text such as "frame 40 of 500" on the screen while a callback takes long, until ""
+    show_activity: Callable[[str], object] = str
 
     @property
     def algorithm(self) -> Algorithm:

@@ -4,7 +4,6 @@ or a pipe.
 
 import itertools
 import math
-import os
 import shutil
 import sys
 import time
@@ -14,16 +13,21 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from gpurl.run.notebook import LiveTable, display_module
-from gpurl.run.progress import Progress
-from gpurl.run.terminal import hidden_control_keys, say, silence
+from gpurl.run.progress import Progress, clock
+from gpurl.run.terminal import (
+    SECONDS_PER_FRAME,
+    SECONDS_PER_LINE,
+    can_animate,
+    hidden_control_keys,
+    say,
+    silence,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
 WIDTH = 80  # of the table, letters
-SECONDS_PER_LINE = 5.0
-SECONDS_PER_FRAME = 0.25
 
 # label, and tags of which the first that is present is shown
 ROWS: dict[str, tuple[str, ...]] = {
@@ -73,8 +77,7 @@ class Display:
         self._muted = quiet or sys.stdout is None
         self._notebook = LiveTable() if not self._muted and display_module() is not None else None
         if live is None:
-            can_animate = os.environ.get("TERM") not in (None, "dumb", "unknown")
-            live = not self._muted and sys.stdout.isatty() and can_animate
+            live = not self._muted and can_animate(sys.stdout)
         self._is_live = live and not self._muted and self._notebook is None
         self._live: Live | None = None
         self._cleanup = ExitStack()
@@ -83,6 +86,8 @@ class Display:
         self._best_evaluation = -math.inf
         self._next_show = 0.0
         self._has_news = False
+        # what the training waits for, beside its numbers
+        self._activity = ""
 
     def __enter__(self) -> "Display":
         if self._notebook is not None:
@@ -117,11 +122,27 @@ class Display:
         evaluated = values.get("eval/mean_reward", -math.inf)
         if evaluated > self._best_evaluation:  # never of NaN
             self._best_evaluation = evaluated
-        if time.monotonic() >= self._next_show:
-            is_animated = self._is_live or self._notebook is not None
-            seconds = SECONDS_PER_FRAME if is_animated else SECONDS_PER_LINE
-            self._next_show = time.monotonic() + seconds
-            self._safely(self._show)
+        self._show_if_due(self._show)
+
+    def activity(self, text: str) -> None:
+        """What the training waits for, such as the progress of a video: in the table until "", or a
+        line every few seconds.
+        """
+        self._activity = text
+        if self._is_live or self._notebook is not None:
+            self._has_news = True
+            self._show_if_due(self._show)
+        elif text:
+            self._show_if_due(lambda: self._print(text))
+
+    def _show_if_due(self, show: Callable[[], object]) -> None:
+        if time.monotonic() < self._next_show:
+            return
+        is_animated = self._is_live or self._notebook is not None
+        self._next_show = time.monotonic() + (
+            SECONDS_PER_FRAME if is_animated else SECONDS_PER_LINE
+        )
+        self._safely(show)
 
     def note(self, text: str) -> None:
         """A line that stays, above the table."""
@@ -178,7 +199,8 @@ class Display:
         self._has_news = False
         if self._notebook is not None:
             share = self._progress.share()
-            self._notebook.show(self._title, self._progress_text(), share, self._cells())
+            text = " | ".join(filter(None, (self._progress_text(), self._activity)))
+            self._notebook.show(self._title, text, share, self._cells())
         elif self._live is not None:
             self._live.update(self._table(), refresh=True)
         else:
@@ -198,10 +220,7 @@ class Display:
 
     def _time_left(self) -> str:
         left = self._progress.seconds_left(self._values.get("time/fps", 0.0))
-        if left is None:
-            return "-"
-        seconds = int(left)
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        return "-" if left is None else clock(left)
 
     def _cells(self) -> dict[str, str]:
         """Label and text of all that is known so far."""
@@ -214,7 +233,7 @@ class Display:
         update = values.get("time/update_seconds", 0.0)
         if collect + update > 0:
             percent = 100 * collect / (collect + update)
-            cells["collect / update"] = f"{percent:.0f} % / {100 - percent:.0f} %"
+            cells["rollout / update"] = f"{percent:.0f} % / {100 - percent:.0f} %"
         # returns, losses and what else there is
         for label, tags in ROWS.items():
             tag = next((tag for tag in tags if tag in values), None)
@@ -247,7 +266,7 @@ class Display:
         for row in range(num_rows):
             grid.add_row(*itertools.chain(*cells[row::num_rows]))
         return Panel(
-            Group(self._progress_bar(), Text(), grid),
+            Group(self._progress_bar(), Text(self._activity), grid),
             title=Text(self._title, style="bold"),
             box=box.ROUNDED,
             width=WIDTH,

@@ -1,4 +1,4 @@
-"""How far a training is and how long it still takes, by its steps or its time limit."""
+"""How far a training or a video is and how long it still takes, by its steps or its time limit."""
 
 import time
 from collections import deque
@@ -48,3 +48,9 @@ class Progress:
         if self.max_seconds:
             limits.append(self.max_seconds - (now - self._begin))
         return max(min(limits), 0.0) if limits else None
+
+
+def clock(seconds: float) -> str:
+    """ "1:02:03"."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

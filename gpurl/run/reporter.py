@@ -9,6 +9,7 @@ from gpurl.algorithms.base import Metrics
 from gpurl.algorithms.off_policy import OffPolicyConfig
 from gpurl.engine.eager import Eager
 from gpurl.engine.statistics import to_host
+from gpurl.guards.space import SpaceGuard
 from gpurl.run.callbacks import RunView
 from gpurl.run.display import Display, counted
 from gpurl.run.gpu_figures import GpuFigures
@@ -38,6 +39,7 @@ class Reporter:
         self.last_log = time.monotonic()
         self.logged_steps = engine.steps
         self._gpu_figures = GpuFigures(engine.env.device)
+        self._space = SpaceGuard(engine.guards.env_name, engine.env)
         self._warned_of_no_transitions = False
 
     def begin(self, total_steps: int, remaining_steps: int) -> None:
@@ -115,14 +117,16 @@ class Reporter:
         # bring all that is on the device to the host in one transfer
         episodes = engine.statistics.metrics()
         guards = engine.guards.metrics()
+        outside = self._space.metrics(engine.obs)
         own = self.view.logged
         self.view.logged = {}
         own_tensors = {f"callback {name}": x for name, x in own.items() if isinstance(x, Tensor)}
-        values = to_host(metrics | episodes | guards | own_tensors)
+        values = to_host(metrics | episodes | guards | outside | own_tensors)
         own_values = {name: values.pop(f"callback {name}", x) for name, x in own.items()}
         # what the guards have counted may end the run
         guard_values = {name: values.pop(name) for name in guards}
         values |= engine.guards.report(guard_values, engine.iteration)
+        self.warn(self._space.report({name: values.pop(name) for name in outside}))
         # episodes and times since the last entry
         episode_values = {name: values.pop(name) for name in episodes}
         episode_values |= engine.statistics.host_metrics()

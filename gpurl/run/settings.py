@@ -127,12 +127,12 @@ class TrainConfig:
     """
     asynchronous: bool = False
     """Play the next rollout while the last one is learned from, by ppo or a2c; for simulators that
-    no CUDA graph can hold. The policy that acts is one iteration old, and V-trace corrects the
-    targets.
+    cannot be captured in a CUDA graph. The policy that acts is one iteration old, and V-trace
+    corrects the targets.
     """
     precision: str = "float32"
-    """Precision of the networks' products: float32, tf32 (GPU only, 3 digits) or bf16 (2 digits, no
-    persistent rollout). Weights and gradients stay float32."""
+    """Precision of the networks' matrix products: float32, tf32 (GPU only, 3 digits) or bf16 (2
+    digits, no persistent rollout). Weights and gradients stay float32."""
     compile: bool = False
     """Compile the environment's functions with torch.compile: fewer kernel launches for tasks
     without Triton functions, but a slow start.
@@ -144,7 +144,7 @@ class TrainConfig:
     threads: int | None = None
     """CPU threads; by default the fastest number up to torch's, measured at the start."""
     rank_timeout: float = 1800.0
-    """Seconds that a process waits for the others of a run on several, then the run ends."""
+    """With several processes: seconds that one waits for the others before the run ends."""
     root: str = "runs"
     """Folder that holds the run folders."""
     run_dir: str | None = None

@@ -7,6 +7,13 @@ from pathlib import Path
 from gpurl.run.display import counted
 from gpurl.run.trainer import Outcome
 
+REASONS = {
+    "total_steps": "total_steps reached",
+    "max_seconds": "time limit (max_seconds)",
+    "stop_return": "stop_return reached",
+    "signal": "stopped by a signal",
+}
+
 
 def summary(
     run_folder: Path,
@@ -38,7 +45,7 @@ def summary(
         lines.append(text)
     # how it ended
     if outcome.unsaved:
-        lines.append(f"ended by {outcome.reason} after {counted(outcome.steps, 'step')}")
+        lines.append(f"ended after {counted(outcome.steps, 'step')}: {_why(outcome)}")
         lines.append(f"its last state is in no checkpoint: {outcome.unsaved}")
     elif outcome.signal_number:
         lines.append(f"interrupted after {counted(outcome.steps, 'step')} and saved; to continue:")
@@ -51,7 +58,7 @@ def summary(
             f"nothing to do: it has {outcome.steps:,} steps already; --total-steps raises the limit"
         )
     else:
-        lines.append(f"ended by {outcome.reason} after {counted(outcome.steps, 'step')}")
+        lines.append(f"ended after {counted(outcome.steps, 'step')}: {_why(outcome)}")
     # what to do next
     lines.append(f"run folder {run_folder}: learning_curve.png, metrics.jsonl, checkpoints/")
     if is_python:
@@ -61,6 +68,11 @@ def summary(
         lines += [f"  gpurl {command} {folder}" for command in commands]
         lines.append(f"  tensorboard --logdir {shlex.quote(str(run_folder.parent))}")
     return "\n".join(lines)
+
+
+def _why(outcome: Outcome) -> str:
+    """What ended the run; a callback's reason in its own words."""
+    return REASONS.get(outcome.reason, outcome.reason)
 
 
 def _resume_call(run_folder: Path, needs_env: bool) -> str:
@@ -98,7 +110,7 @@ def html_summary(run_folder: Path, outcome: Outcome, baseline: dict[str, float])
         rows["evaluated return"] = f"{spread(values, 2)} over {episodes}"
     if baseline:
         rows["scripted policy"] = spread(baseline, 2)
-    rows["ended by"] = f"{outcome.reason} after {counted(outcome.steps, 'step')}"
+    rows["ended after"] = f"{counted(outcome.steps, 'step')}: {_why(outcome)}"
     if outcome.unsaved:
         rows["in no checkpoint"] = outcome.unsaved
     cells = "".join(

@@ -1,11 +1,13 @@
-"""Standard output and error, whose failures end nothing, and the terminal that a live table is
-drawn in.
+"""Standard output and error, whose failures end nothing, and the terminal that a live table or a
+line of progress is drawn in.
 """
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -13,6 +15,11 @@ try:
     import termios
 except ImportError:  # not a Unix
     termios = None  # type: ignore[assignment]
+
+
+SECONDS_PER_LINE = 5.0
+SECONDS_PER_FRAME = 0.25
+ERASE = "\r\x1b[K"  # to the beginning of the line, and nothing behind it
 
 
 def fill_standard_streams() -> None:
@@ -24,16 +31,17 @@ def fill_standard_streams() -> None:
     os.close(number)
 
 
-def say(text: str, is_error: bool = False) -> bool:
-    """Print `text` on standard output or error; False where nobody can read it: a closed pipe, a
-    full disk, a lost terminal. Letters that the stream cannot encode are escaped.
+def say(text: str, is_error: bool = False, end: str = "\n") -> bool:
+    """Print `text` and `end` on standard output or error; False where nobody can read it: a closed
+    pipe, a full disk, a lost terminal. Letters that the stream cannot encode are escaped.
     """
     stream = sys.stderr if is_error else sys.stdout
     if stream is None:
         return False
     try:
         encoding = getattr(stream, "encoding", None) or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        shown = text.encode(encoding, "backslashreplace").decode(encoding)
+        print(shown, file=stream, end=end, flush=True)
     except (OSError, ValueError):
         silence(stream)
         return False
@@ -46,6 +54,42 @@ def silence(stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def can_animate(stream: TextIO) -> bool:
+    """Whether it is a terminal in which lines can be drawn again."""
+    return stream.isatty() and os.environ.get("TERM") not in (None, "dumb", "unknown")
+
+
+class ProgressLine:
+    """A `with` block with one line of progress on standard error: drawn again in its place in a
+    terminal and gone at the end, or printed every few seconds in a file or a pipe.
+    """
+
+    def __init__(self) -> None:
+        self._is_muted = sys.stderr is None
+        self._is_live = not self._is_muted and can_animate(sys.stderr)
+        self._next_show = time.monotonic() + (0.0 if self._is_live else SECONDS_PER_LINE)
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_live and not self._is_muted:
+            say(ERASE, is_error=True, end="")
+
+    def show(self, text: str) -> None:
+        """The newest text, if it is time to show one."""
+        if self._is_muted or time.monotonic() < self._next_show:
+            return
+        if self._is_live:
+            # the last column stays free: some terminals begin a new line behind it
+            text = text[: max(shutil.get_terminal_size().columns - 1, 1)]
+            self._next_show = time.monotonic() + SECONDS_PER_FRAME
+            self._is_muted = not say(f"{ERASE}{text}", is_error=True, end="")
+        else:
+            self._next_show = time.monotonic() + SECONDS_PER_LINE
+            self._is_muted = not say(text, is_error=True)
 
 
 @contextlib.contextmanager

@@ -128,6 +128,7 @@ class Trainer:
             announced_compilation(announce),
         ):
             self.view.should_stop = lambda: stop.signal_number is not None
+            self.view.show_activity = display.activity
             try:
                 reason = self._train(reporter, stop)
                 # evaluate the final policy

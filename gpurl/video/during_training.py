@@ -73,9 +73,10 @@ class Videos(Callback):
         path = run.folder / FOLDER / f"step_{run.steps:012d}.mp4"
         film = self._film(run)
         try:
-            write_video(path, film, film.fps)
+            write_video(path, film.watched(run.show_activity), film.fps)
         finally:
             film.env.close()
+            run.show_activity("")
         self.last_at = run.steps
 
     def _film(self, run: RunView) -> Film:

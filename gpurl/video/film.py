@@ -15,6 +15,7 @@ from gpurl.envs.vec_env import Timestep, VecEnv, no_pictures
 from gpurl.errors import EnvError, GpurlError, UsageError, raised_at
 from gpurl.guards.contract import reset_env, step_env
 from gpurl.run.evaluator import Act, Stopped, greedy
+from gpurl.run.progress import Progress, clock
 from gpurl.video.pictures import arrange, caption, fade
 
 FPS = 30.0  # steps a second of a task that does not know its own
@@ -79,6 +80,30 @@ class Film:
         self._shown: list[np.ndarray] = [np.empty(0)] * env.num_envs
         self._last: dict[int, np.ndarray] = {}
 
+    @property
+    def max_pictures(self) -> int:
+        """How many there are if an episode lasts until its limit."""
+        steps = min(self.env.max_episode_steps or MAX_STEPS, MAX_STEPS)
+        return math.ceil(steps / self.every) + self._held
+
+    @property
+    def _held(self) -> int:
+        """Pictures for which the last one stays: time to read how it ended."""
+        return max(1, round(HOLD * self.fps))
+
+    def watched(self, show: Callable[[str], object]) -> Iterator[np.ndarray]:
+        """The pictures; `show` gets how far the film is after each that was taken."""
+        most = self.max_pictures
+        progress = Progress(most)
+        for count, picture in enumerate(self, 1):
+            yield picture
+            progress.update(count)
+            left = progress.seconds_left(0.0)
+            show(
+                f"video: frame {count:,} of at most {most:,}, {100 * count / most:.1f} %, "
+                f"ETA {'-' if left is None else clock(left)}"
+            )
+
     @torch.no_grad()
     def __iter__(self) -> Iterator[np.ndarray]:
         env = self.env
@@ -111,9 +136,8 @@ class Film:
             policy_state = restart_policy_state(policy_state, episode_ends(timestep))
         for index in self._running():
             self._end(index, returns[index], lengths[index], "cut")
-        # time to read how it ended
         last = arrange(self._shown)
-        for _ in range(max(1, round(HOLD * self.fps))):
+        for _ in range(self._held):
             yield last
 
     def _running(self) -> list[int]:

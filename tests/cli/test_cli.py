@@ -21,7 +21,8 @@ from gpurl.cli import doctor
 from gpurl.cli import main as cli
 from gpurl.cli.main import main, print_json
 from gpurl.cli.settings import parse_profile, parse_train
-from gpurl.envs.registry import NOT_ENVS, env_names, env_options, option_help, resolve_env
+from gpurl.discovery import NOT_ENVS
+from gpurl.envs.registry import env_names, env_options, option_help, resolve_env
 from gpurl.errors import (
     CheckpointError,
     EnvError,
@@ -411,7 +412,7 @@ def test_resume_takes_the_saved_settings_and_goes_on(
         == 0
     )
     out = capsys.readouterr().out
-    assert f"ended by total_steps after {4 * ITERATION:,} steps" in out
+    assert f"ended after {4 * ITERATION:,} steps: total_steps reached" in out
     assert f"run folder {run_folder}" in out
     assert re.search(r"evaluated return -\d+\.\d\d ± \d+\.\d\d over 4 episodes", out)
 

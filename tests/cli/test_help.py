@@ -19,6 +19,7 @@ from gpurl.cli.help_page import COMMON, GROUPS, setting_lines
 from gpurl.cli.main import COMMANDS, main
 from gpurl.cli.runs import COLUMNS
 from gpurl.cli.settings import TrainOptions, parse_train
+from gpurl.envs.registry import env_names
 from gpurl.errors import UsageError
 from gpurl.export.formats import FORMATS
 from gpurl.nn.actor_critic import NetworkConfig
@@ -157,6 +158,30 @@ def test_choices_are_shown_and_what_may_be_left_out_has_no_type_of_python(
     words = completion_words(COMMANDS)
     assert words.choices["--format"] == tuple(FORMATS)
     assert words.choices["--sort"] == COLUMNS
+
+
+@pytest.mark.parametrize("words", [["train", "--help"], ["config", "-h"], ["runs", "--help"]])
+def test_help_that_names_nothing_needs_no_torch(words: list[str]) -> None:
+    """Torch takes most of the seconds of a start. All names are there, as those that are found."""
+    code = (
+        "import sys, contextlib\n"
+        "from gpurl.cli.main import main\n"
+        "with contextlib.suppress(SystemExit):\n"
+        f"    main({words!r})\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    text, _, imported = done.stdout.strip().rpartition("\n")
+    assert imported == "False"
+    if words[0] != "runs":
+        assert f"gpurl {words[0]} ALGORITHM ENV [settings]" in text
+        found = re.sub(r"\s+", " ", text)
+        assert f"algorithms: {', '.join(algorithm_names())}, or" in found
+        assert f"environments: {', '.join(env_names())}, an id" in found
+        assert {"ppo", "flash_sac"} <= {*algorithm_names()}
+        assert {"ant", "isaac_gym"} <= {*env_names()}
 
 
 def test_a_terminal_gets_a_line_before_torch_is_there() -> None:

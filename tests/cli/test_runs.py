@@ -12,9 +12,9 @@ import pytest
 
 import gpurl
 from gpurl.cli.main import main
-from gpurl.cli.runs import COLUMNS
+from gpurl.cli.runs import COLUMNS, DROPPED, run_table
 from gpurl.errors import UsageError
-from gpurl.run.listing import find_runs
+from gpurl.run.listing import RunEntry, find_runs
 from gpurl.run.run_folder import lock_run
 from tests.small_runs import ITERATION, exit_code, small_run
 
@@ -92,6 +92,54 @@ def test_the_table_says_what_each_run_is(root: Path, capsys: Any) -> None:
     assert rows["a/other"][4:6] == ["-", f"{entries['a/other']['last']:.4g}"]
     assert rows["failed"][3:6] == ["-", "-", "-"]
     assert any("failed (UsageError)" in line for line in table)
+
+
+def some_entries() -> list[RunEntry]:
+    first = RunEntry(Path("a"), "chasing/ppo/20261122-183041_0", "chasing", "ppo", 20_000_000)
+    first.best_return, first.last_return, first.state = 9.99, 9.5, "finished"
+    reason = "error: environment 'my_env' at env step 128: MyEnv.step raised ValueError"
+    return [first, RunEntry(Path("b"), "mine", "half_cheetah", "flash_sac", 5, reason=reason)]
+
+
+@pytest.mark.parametrize("width", range(20, 260, 3))
+def test_the_table_fits_the_terminal(width: int) -> None:
+    """No line is wider, each run has one, and columns go in the order of DROPPED."""
+    lines = run_table(some_entries(), width).splitlines()
+    assert max(map(len, lines)) <= width
+    shown = lines[0].split()
+    gone = [column for column in COLUMNS if column not in shown]
+    if width >= 45:  # below, lines are cut
+        assert sorted(gone) == sorted(DROPPED[: len(gone)])
+        note = " ".join(lines[3:])
+        assert note.startswith(f"not shown: {', '.join(DROPPED[: len(gone)])};") == bool(gone)
+        assert lines[1].split()[0].endswith("183041_0")
+    assert lines[2].startswith("mine")
+
+
+def test_columns_that_the_name_repeats_go_first() -> None:
+    chasing, mine = some_entries()
+    whole = max(map(len, run_table([chasing]).splitlines()))
+    texts = run_table([chasing], whole - len("  algorithm  chasing")).splitlines()
+    assert texts[0].split() == ["name", "steps", "best", "last", "state", "age", "size"]
+    assert texts[2].startswith("not shown: algorithm, env;")
+    assert "algorithm" in run_table([chasing, mine], 85)
+
+
+def test_without_a_terminal_the_table_is_whole() -> None:
+    """Numbers end below each other, and a column has what the run has."""
+    header, first, second = run_table(some_entries()).splitlines()
+    assert header.split() == [*COLUMNS]
+    assert first.split()[:6] == [
+        *("chasing/ppo/20261122-183041_0", "chasing", "ppo", "20,000,000", "9.99", "9.5")
+    ]
+    assert "failed (environment 'my_env' at env step 128: MyEnv.step raised ValueError)" in second
+    assert header.index("steps") + 5 == first.index("20,000,000") + 10
+    # a width at which it just fits changes nothing, one less drops the reason
+    width = max(map(len, (header, first, second)))
+    assert run_table(some_entries(), width) == run_table(some_entries())
+    narrower = run_table(some_entries(), width - 1)
+    assert "failed" in narrower
+    assert "raised" not in narrower
 
 
 def test_filters_and_order(root: Path, capsys: Any) -> None:

@@ -2,6 +2,7 @@
 sentences for what cannot be shown.
 """
 
+import inspect
 import os
 import re
 import subprocess
@@ -9,11 +10,12 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from gpurl.cli.main import main
-from gpurl.cli.viewer import HOST, view_run
+from gpurl.cli.viewer import HOST, darken, view_run
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from tests.small_runs import small_run
@@ -57,6 +59,29 @@ def test_a_page_on_this_machine_shows_the_episodes(run: Path) -> None:
         process.kill()
         process.wait()
     assert re.findall(r"episode (\d): return [\d.]+", rest) == ["1", "2"]
+
+
+def test_the_ground_and_what_is_behind_are_darker_than_models() -> None:
+    class Scene:
+        """What a page was asked to show."""
+
+        def set_background_image(self, image: np.ndarray) -> None:
+            self.background = image
+
+        def add_grid(self, name: str, **options: object) -> None:
+            self.grid = {"name": name, **options}
+
+    scene = Scene()
+    darken(scene)
+    assert scene.background.dtype == np.uint8
+    assert scene.background.max() < 160
+    scene.add_grid("/floor", plane_opacity=0.4, position=(1.0, 2.0, 3.0))
+    assert scene.grid["plane_opacity"] == 1.0  # ours, and the rest as it was asked for
+    assert scene.grid["position"] == (1.0, 2.0, 3.0)
+    assert max(scene.grid["plane_color"]) < 100
+    viser = pytest.importorskip("viser")
+    known = inspect.signature(viser.SceneApi.add_grid).parameters
+    assert scene.grid.keys() <= known.keys()
 
 
 def test_no_client_shares_the_page(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,3 +155,23 @@ def test_staggered_starts_are_not_short_episodes() -> None:
     assert len(means) == 4 * LIMIT - min(means)
     for mean in means.values():
         assert mean == pytest.approx(TRUE_MEAN, abs=TOLERANCE)
+
+
+def test_counts_of_failures_are_logged_from_the_first_on() -> None:
+    """A run without any has no tag of them; after the first they are logged when they are 0 too,
+    and a resume goes on so.
+    """
+    statistics = EpisodeStatistics(2, CPU)
+
+    def logged(count: float, into: EpisodeStatistics = statistics) -> dict[str, float]:
+        into.add_log({"log": {"non_finite_worlds": torch.tensor(count), "speed": torch.zeros(2)}})
+        values = read(into)
+        assert values["env/speed"] == 0.0
+        return {name: x for name, x in values.items() if "worlds" in name}
+
+    assert logged(0.0) == {}
+    assert logged(3.0) == {"env/non_finite_worlds": 3.0}
+    assert logged(0.0) == {"env/non_finite_worlds": 0.0}
+    resumed = EpisodeStatistics(2, CPU)
+    resumed.load_state_dict(statistics.state_dict(), 0)
+    assert logged(0.0, resumed) == {"env/non_finite_worlds": 0.0}

@@ -57,5 +57,5 @@ def test_training_replays_physics_between_graphs_of_the_policy() -> None:
         trainer.engine.steps,
     )
     assert values["rollout/episodes"] > 0
-    assert values["env/non_finite_worlds"] == 0.0
+    assert not any("worlds" in name for name in values)  # none has failed
     assert values["rollout/ep_len_mean"] > 5.0

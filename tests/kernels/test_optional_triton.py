@@ -37,7 +37,7 @@ def test_ppo_trains_without_triton(kernels: str, tmp_path: Path) -> None:
     words += ["total_steps=512", "eval_episodes=2", "device=cpu", "run_dir=run"]
     code = f"from gpurl.cli.main import main; sys.exit(main({words}))"
     text = python(tmp_path, code, GPURL_CPU_KERNEL="1" if kernels == "c" else "0")
-    assert "ended by total_steps after 512 steps" in text
+    assert "ended after 512 steps: total_steps reached" in text
 
 
 def test_everything_is_importable_and_the_doctor_reports(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ VALUES = {
 }
 LINE = (
     "ppo on chasing\n"
-    "524k/1.05M steps, 50.0 %, ETA 0:00:05 | env-steps/s 100k | collect / update 25 % / 75 % | "
+    "524k/1.05M steps, 50.0 %, ETA 0:00:05 | env-steps/s 100k | rollout / update 25 % / 75 % | "
     "episode return 3.25 | episode length 200 | eval return 2.5 | value loss 0.125 | learning rate "
     "0.0003\n"
 )
@@ -108,6 +108,36 @@ def test_values_not_given_keep_their_last_number(
     ]
 
 
+def test_what_a_training_waits_for_is_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SECONDS_PER_LINE", 0.0)
+    with Display("t", None) as display:
+        display.activity("video: frame 1 of 2")
+        display.activity("")
+        display.update(1, {"train/approx_kl": 0.25})
+    assert capsys.readouterr().out.splitlines() == [
+        "t",
+        "video: frame 1 of 2",
+        "1 steps | KL 0.25",
+    ]
+
+
+def test_what_a_training_waits_for_is_in_the_table_until_it_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Display("t", None, live=True) as display:
+        monkeypatch.setattr(module, "SECONDS_PER_FRAME", 0.0)
+        display.update(1, {"train/approx_kl": 0.25})
+        monkeypatch.setattr(module, "SECONDS_PER_FRAME", 60.0)
+        display.activity("video: frame 1 of 2")
+        assert "frame 1 of 2" in capsys.readouterr().out
+        display.activity("")
+    last = capsys.readouterr().out
+    assert "KL" in last
+    assert "frame 1 of 2" not in last
+
+
 @pytest.mark.parametrize(
     ("fps", "eta"), [(0.0, "-"), (float("nan"), "-"), (float("inf"), "-"), (0.1, "2:46:40")]
 )
@@ -154,7 +184,7 @@ def test_the_table_shows_progress_and_numbers() -> None:
     assert rows[:-1] == [
         "",
         "env-steps/s 100k eval return 2.5",
-        "collect / update 25 % / 75 % value loss 0.125",
+        "rollout / update 25 % / 75 % value loss 0.125",
         "episode return 3.25 learning rate 0.0003",
         "episode length 200",
     ]
@@ -164,7 +194,7 @@ def test_the_table_shows_progress_and_numbers() -> None:
 def test_a_narrow_terminal_gets_one_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     rows = table(1 << 19)[3:]
-    assert rows[:2] == ["env-steps/s 100k", "collect / update 25 % / 75 %"]
+    assert rows[:2] == ["env-steps/s 100k", "rollout / update 25 % / 75 %"]
     assert rows[-2] == "learning rate 0.0003"
 
 

@@ -71,14 +71,14 @@ def test_a_class_of_a_cell_is_trained_with_one_table_and_a_summary(cells: dict[s
     assert "env-steps/s" not in text_of(outputs)
     # the summary and the curve
     text = text_of(outputs)
-    assert "ended by total_steps after 256 steps" in text
+    assert "ended after 256 steps: total_steps reached" in text
     assert "gpurl.resume('run', env=..., total_steps=...)" in text
     assert "gpurl eval" not in text
     assert len(displayed(outputs, "image/png")) == 1
 
 
 def test_instances_and_resumes_work_in_the_session(cells: dict[str, Any]) -> None:
-    assert "ended by total_steps after 64 steps" in text_of(cells[INSTANCE])
+    assert "ended after 64 steps: total_steps reached" in text_of(cells[INSTANCE])
     assert displayed(cells[RESUME], "text/plain")[-1] == "320"
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from gpurl.run import terminal
 from gpurl.run.interrupt import MESSAGE, MESSAGE_IN_TABLE
-from gpurl.run.terminal import hidden_control_keys
+from gpurl.run.terminal import ProgressLine, hidden_control_keys
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # prints whether the terminal shows ^C: before, within and after the block
 SHOWN = """
 import sys, termios
-from gpurl.run.terminal import hidden_control_keys
+from gpurl.run import terminal
+from gpurl.run.terminal import ProgressLine, hidden_control_keys
 def shown():
     return bool(termios.tcgetattr(0)[3] & termios.ECHOCTL)
 words = [shown()]
@@ -54,6 +56,39 @@ def test_control_keys_are_hidden_until_the_table_ends() -> None:
 
 def test_a_background_job_leaves_the_terminal_alone() -> None:
     assert in_a_terminal(BACKGROUND).splitlines()[-1] == "True True True"
+
+
+# a line of progress, with a text that is wider than the terminal
+LINE = """
+import os
+from gpurl.run import terminal
+os.environ["TERM"], os.environ["COLUMNS"] = "xterm", "20"
+terminal.SECONDS_PER_FRAME = 0.0
+with terminal.ProgressLine() as line:
+    line.show("frame 1 of 30")
+    line.show("frame 2 of at most 30, 6.7 %, ETA 0:00:01")
+print("done")
+"""
+
+
+def test_a_line_of_progress_is_drawn_in_its_place_and_gone_at_the_end() -> None:
+    # carriage returns are read as ends of lines
+    drawn = in_a_terminal(LINE).replace("\n", "").split(terminal.ERASE.strip())
+    assert drawn[1:] == ["frame 1 of 30", "frame 2 of at most ", "done"]
+
+
+def test_in_a_pipe_a_line_of_progress_is_printed_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    with ProgressLine() as line:
+        for count in range(1, 13):
+            line.show(f"frame {count}")
+            now += 1.0
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == ["frame 6", "frame 11"]
+    assert shown.out == ""
 
 
 def test_without_a_terminal_nothing_happens() -> None:

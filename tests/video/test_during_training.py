@@ -55,6 +55,26 @@ def test_the_last_policy_is_filmed_and_a_resume_continues(tmp_path: Path) -> Non
     assert names(run.folder)[-1] == f"step_{4 * ITERATION:012d}.mp4"
 
 
+class Watches(Callback):
+    """Keeps what a video says on the screen."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_start(self, run: RunView) -> None:
+        run.show_activity = self.texts.append
+
+
+def test_the_screen_shows_how_far_a_video_is(tmp_path: Path) -> None:
+    watches = Watches()
+    small_run(
+        tmp_path, 1, video_every=ITERATION, env_options=SHORT, callbacks=[watches], eval_episodes=0
+    )
+    assert watches.texts[0].startswith("video: frame 1 of at most 40, 2.5 %, ETA ")
+    assert watches.texts[-2:] == [watches.texts[39], ""]
+    assert watches.texts[39].startswith("video: frame 40 of at most 40, 100.0 %, ETA 0:00:00")
+
+
 def test_an_error_in_rendering_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

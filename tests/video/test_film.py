@@ -157,6 +157,23 @@ def test_wrong_numbers_are_refused(options: dict[str, float], message: str) -> N
         Film(env, still(env), **options)  # type: ignore[arg-type]
 
 
+def test_a_film_says_how_far_it_is() -> None:
+    """Of the pictures of whole episodes: an end before the limit is no error."""
+    env = make_env("tests.video.test_film:Drawn", 2)
+    assert env.max_episode_steps == 7
+    texts: list[str] = []
+    film = film_of(env)
+    pictures = list(film.watched(texts.append))
+    assert film.max_pictures == 7 + 25
+    assert len(texts) == len(pictures) <= film.max_pictures
+    assert texts[0].startswith("video: frame 1 of at most 32, 3.1 %, ETA ")
+    assert [int(text.split()[2]) for text in texts] == list(range(1, len(texts) + 1))
+    faster = film_of(env, speed=10.0)  # 250 steps a second: every fifth is shown
+    assert faster.max_pictures == 2 + 50
+    env.max_episode_steps = None
+    assert film_of(env).max_pictures == 5000 + 25
+
+
 # ---- of a run ----
 
 
