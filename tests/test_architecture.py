@@ -36,7 +36,7 @@ LAYERS = (
         "envs._counting_env",
         "envs.torch_env",
     },
-    {"memory", "losses", "nn", "buffers", "checkpoints"},
+    {"memory", "losses", "selection", "nn", "buffers", "checkpoints"},
     {"algorithms"},
     {"guards"},
     {"engine"},

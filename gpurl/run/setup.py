@@ -14,6 +14,7 @@ from gpurl.engine.choose import choose_engine, choose_population
 from gpurl.engine.determinism import nondeterminism_warning
 from gpurl.engine.eager import Eager
 from gpurl.engine.graphs import Backend
+from gpurl.engine.pbt import PopulationBasedTraining
 from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.engine.threads import fastest_threads, keep_large_blocks
 from gpurl.envs.registry import make_env, resolve_env
@@ -150,6 +151,8 @@ def make_population(
     engine, reasons = choose_population(
         algorithms, policy_env, settings.env, config.nan, config.update, workers
     )
+    if options := settings.pbt_options():
+        engine.pbt = PopulationBasedTraining(options, engine.members, config.seed)
     engine.notes.append("; ".join((f"engine {engine.name}", *reasons)))
     if note := _image_note(first, env):
         engine.notes.append(note)
