@@ -6,7 +6,7 @@ on, k itself where it keeps its own. So a population on one device applies them 
 members, and one on many machines as files to load. Scores are returns, higher is better; one that
 is NaN or infinite is that of a member that diverged: it is replaced by any rule, and copied by
 none. Ties replace nobody, and random numbers are arguments: `uniforms` has one in [0, 1) for each
-member.
+member. What a number draws depends on the order of scores, not on that of members.
 """
 
 import math
@@ -50,9 +50,10 @@ def tournament(scores: Sequence[float], uniforms: Sequence[float]) -> list[int]:
     """Each member draws another one and copies it, if that is better (binary tournament; Jaderberg
     et al. 2017). Nobody draws a member that diverged.
     """
+    ranked = _ranked(scores)
     parents = []
     for k, uniform in enumerate(uniforms):
-        others = [j for j in range(len(scores)) if j != k and math.isfinite(scores[j])]
+        others = [j for j in ranked if j != k]
         other = others[int(uniform * len(others))] if others else k
         parents.append(other if _is_better(scores, other, k) else k)
     return parents
@@ -63,13 +64,15 @@ def generation(scores: Sequence[float], elite: int, uniforms: Sequence[float]) -
     `softmax_of_z`: generational evolution (Li et al. 2021, "FinRL-Podracer"), with the draw of
     ElegantRL's ensembles. Nothing changes where all scores are equal.
     """
-    if len({*scores}) == 1:
+    ranked = _ranked(scores)
+    if not ranked or len({*scores}) == 1:
         return list(range(len(scores)))
-    kept = {*_ranked(scores)[:elite]}
-    probabilities = softmax_of_z(scores)
-    if not kept:
-        return list(range(len(scores)))
-    return [k if k in kept else draw(probabilities, uniform) for k, uniform in enumerate(uniforms)]
+    probabilities = softmax_of_z([scores[k] for k in ranked])
+    kept = {*ranked[:elite]}
+    return [
+        k if k in kept else ranked[draw(probabilities, uniform)]
+        for k, uniform in enumerate(uniforms)
+    ]
 
 
 def softmax_of_z(scores: Sequence[float]) -> list[float]:
@@ -132,17 +135,23 @@ def explore(value: float, span: Span, resample: float, uniforms: tuple[float, fl
         moved = explore(1.0 - value, mirrored, resample, uniforms)
         return min(max(1.0 - moved, span.low), span.high)
     is_new, where = uniforms[0] < resample, uniforms[1]
-    if is_new and span.is_log:
-        moved = span.low * (span.high / span.low) ** where
-    elif is_new:
-        moved = span.low + where * (span.high + span.is_whole - span.low)
-        moved = math.floor(moved) if span.is_whole else moved
+    if is_new:
+        moved = _between(span, where)
     else:
         moved = value * FACTORS[where >= 0.5]
         if span.is_whole:
-            step = 1 if where >= 0.5 else -1
-            moved = value + step * max(round(abs(moved - value)), 1)
+            moved = value + math.copysign(max(round(abs(moved - value)), 1), where - 0.5)
     return min(max(moved, span.low), span.high)
+
+
+def _between(span: Span, uniform: float) -> float:
+    """The value that a uniform number draws from the span."""
+    end = span.high + span.is_whole  # all integers are equally likely
+    if span.is_log:
+        drawn = span.low * (end / span.low) ** uniform
+    else:
+        drawn = span.low + uniform * (end - span.low)
+    return math.floor(drawn) if span.is_whole else drawn
 
 
 # ---- average: which models to average ----

@@ -32,7 +32,6 @@ class PbtOptions:
 class Source(NamedTuple):
     """The state of a member that others go on from."""
 
-    index: int
     model: dict[str, Any]
     training: dict[str, Any]
     settings: dict[str, float]  # those that are explored
@@ -138,7 +137,7 @@ class PopulationBasedTraining:
     def _source(self, k: int) -> Source:
         algorithm = self.members[k].algorithm
         state = copy.deepcopy((dict(algorithm.state_dict()), algorithm.extra_state()))
-        return Source(k, *state, self.settings_of(k))
+        return Source(*state, self.settings_of(k))
 
     # ---- states ----
 
