@@ -4,12 +4,15 @@ of a population go on from the state of better ones, with other settings.
 
 import copy
 import math
+import uuid
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpurl.algorithms.base import Algorithm
+from gpurl.checkpoints.leaderboard import Entry, Leaderboard, draw_entry, same_form
 from gpurl.engine.eager import Eager
+from gpurl.errors import CheckpointError
 from gpurl.kernels.random import CounterRandom
 from gpurl.selection import Span, explore, generation, tournament, truncation
 
@@ -30,8 +33,11 @@ class PbtOptions:
 
 
 class Source(NamedTuple):
-    """The state of a member that others go on from."""
+    """The state that a member goes on from."""
 
+    name: str
+    member: int  # of this population; -1: of a leaderboard
+    score: float
     model: dict[str, Any]
     training: dict[str, Any]
     settings: dict[str, float]  # those that are explored
@@ -41,18 +47,17 @@ class TakeOver(NamedTuple):
     """What happened to a member."""
 
     member: int
-    source: int
-    scores: tuple[float, float]  # of the member and of the source
-    before: dict[str, float]  # settings of the source
-    after: dict[str, float]  # of the member from now on
+    score: float  # until now
+    source: Source
+    settings: dict[str, float]  # from now on
 
     def __str__(self) -> str:
         changes = ", ".join(
-            f"{name} {old:.3g} -> {self.after[name]:.3g}" for name, old in self.before.items()
+            f"{name} {old:.3g} -> {self.settings[name]:.3g}"
+            for name, old in self.source.settings.items()
         )
-        returns = f"return {self.scores[0]:.4g} -> {self.scores[1]:.4g}"
-        text = f"member {self.member} took over member {self.source}"
-        return f"{text} ({returns})" + f", {changes}" * bool(changes)
+        returns = f"return {self.score:.4g} -> {self.source.score:.4g}"
+        return f"member {self.member} took over {self.source.name} ({returns}), {changes}"
 
 
 class PopulationBasedTraining:
@@ -61,9 +66,19 @@ class PopulationBasedTraining:
     neither takes over nor is taken over.
     """
 
-    def __init__(self, options: PbtOptions, members: Sequence[Eager], seed: int) -> None:
+    def __init__(
+        self,
+        options: PbtOptions,
+        members: Sequence[Eager],
+        seed: int,
+        leaderboard: Leaderboard | None = None,
+    ) -> None:
+        """leaderboard: members take over its entries, and enter it, in place of each other."""
         self.options = options
         self.members = members
+        self.leaderboard = leaderboard
+        # names of entries must be unique among all runs
+        self._run = uuid.uuid4().hex[:12]
         self.random = CounterRandom(seed + SELECTION_SEED, len(members))
         # [P, n] finished episodes of each environment when its member changed
         self.counted = [member.statistics.newest[2].clone() for member in members]
@@ -91,27 +106,91 @@ class PopulationBasedTraining:
         names = [*self.options.spans]
         numbers = self.random.uniform(shape=(1 + 2 * len(names),)).double().tolist()
         self.random.advance()
-        # the rule sees those that have a score
         scores = self.scores(lost)
-        ready = [*scores]
-        if len(ready) < 2 and not self._has_waited:
+        if len(scores) < 2 and not self._has_waited:
             self._has_waited = True
             self.notes.append(
-                f"nothing was selected: {len(ready)} of {len(self.members)} members have finished "
+                f"nothing was selected: {len(scores)} of {len(self.members)} members have finished "
                 f"an episode in each environment; a longer pbt_every than {self.options.every:,} "
                 f"steps waits for them"
             )
-        parents = self._parents([*scores.values()], [numbers[k][0] for k in ready])
-        pairs = {k: ready[parent] for k, parent in zip(ready, parents) if ready[parent] != k}
         # all states first: a source may be replaced itself
-        sources = {j: self._source(j) for j in {*pairs.values()}}
-        taken = []
-        for k, j in pairs.items():
-            after = self._explored(sources[j].settings, numbers[k][1:])
-            _take_over(self.members[k].algorithm, sources[j], after)
-            self.counted[k] = self.members[k].statistics.newest[2].clone()
-            taken.append(TakeOver(k, j, (scores[k], scores[j]), sources[j].settings, after))
-        return taken
+        first = [row[0] for row in numbers]
+        if self.leaderboard is None:
+            sources = self._from_members(scores, first)
+        else:
+            sources = self._from_leaderboard(self.leaderboard, scores, first)
+        return [
+            self._take_over(k, scores[k], source, numbers[k][1:]) for k, source in sources.items()
+        ]
+
+    def _take_over(self, k: int, score: float, source: Source, numbers: list[float]) -> TakeOver:
+        """Member k goes on from `source`; numbers: two for each setting."""
+        settings = self._explored(source.settings, numbers)
+        _take_over(self.members[k].algorithm, source, settings)
+        self.counted[k] = self.members[k].statistics.newest[2].clone()
+        return TakeOver(k, score, source, settings)
+
+    def _from_members(self, scores: dict[int, float], uniforms: list[float]) -> dict[int, Source]:
+        """Who goes on from which other member."""
+        # the rule sees those that have a score
+        ready = [*scores]
+        parents = self._parents([*scores.values()], [uniforms[k] for k in ready])
+        pairs = {k: ready[parent] for k, parent in zip(ready, parents) if ready[parent] != k}
+        sources = {j: self._source(j, scores[j]) for j in {*pairs.values()}}
+        return {k: sources[j] for k, j in pairs.items()}
+
+    def _from_leaderboard(
+        self, board: Leaderboard, scores: dict[int, float], uniforms: list[float]
+    ) -> dict[int, Source]:
+        """Enter all members; each then draws an entry, and goes on from it if that is better (Liu
+        et al. 2021, "ElegantRL-Podracer", arXiv 2112.05923). What cannot be read is noted.
+        """
+        sources: dict[int, Source] = {}
+        try:
+            for k, score in scores.items():
+                self._enter(board, k, score)
+            entries = board.entries()
+        except CheckpointError as error:
+            self.notes.append(f"no member took over an entry: {error}")
+            return sources
+        for k, score in scores.items():
+            entry = draw_entry(entries, uniforms[k])
+            is_better = entry is not None and not score >= entry.score  # NaN is worse
+            if entry is None or not is_better:
+                continue
+            try:
+                sources[k] = self._of_entry(board, entry, k)
+            except CheckpointError as error:
+                self.notes.append(f"member {k} did not take over entry {entry.name}: {error}")
+        return sources
+
+    def _enter(self, board: Leaderboard, k: int, score: float) -> None:
+        """A member that diverged enters nothing."""
+        if not math.isfinite(score):
+            return
+        member, settings = self.members[k], self.settings_of(k)
+        entry = Entry(f"{self._run}-{k}", score, member.steps, settings)
+        algorithm = member.algorithm
+        parts = {"weights": dict(algorithm.state_dict()), "learning": algorithm.extra_state()}
+        board.submit(entry, parts)
+
+    def _of_entry(self, board: Leaderboard, entry: Entry, k: int) -> Source:
+        """The source for member k; CheckpointError if it is of another kind of agent."""
+        algorithm = self.members[k].algorithm
+        parts = board.load(entry, algorithm.device)
+        own = algorithm.extra_state()
+        kept = {name: own[name] for name in algorithm.of_episodes & own.keys()}
+        # settings come from the list, which was checked
+        kept |= {"changed_settings": algorithm.changed_settings}
+        model, training = parts.get("weights", {}), parts.get("learning", {}) | kept
+        if not (same_form(dict(algorithm.state_dict()), model) and same_form(own, training)):
+            raise CheckpointError("it is an agent of another algorithm, other spaces or networks")
+        settings = {
+            name: float(entry.settings.get(name, value))
+            for name, value in self.settings_of(k).items()
+        }
+        return Source(f"entry {entry.name}", -1, entry.score, model, training, settings)
 
     def _parents(self, scores: list[float], uniforms: list[float]) -> list[int]:
         fraction = self.options.fraction
@@ -134,10 +213,10 @@ class PopulationBasedTraining:
         config = self.members[k].algorithm.config
         return {name: getattr(config, name) for name in self.options.spans}
 
-    def _source(self, k: int) -> Source:
+    def _source(self, k: int, score: float) -> Source:
         algorithm = self.members[k].algorithm
         state = copy.deepcopy((dict(algorithm.state_dict()), algorithm.extra_state()))
-        return Source(*state, self.settings_of(k))
+        return Source(f"member {k}", k, score, *state, self.settings_of(k))
 
     # ---- states ----
 

@@ -322,7 +322,7 @@ class Population(Eager):
         event: dict[str, float] = {"members/take_overs": len(taken)}
         for each in taken:
             self.notes.append(str(each))
-            event[f"members/{each.member}/source"] = each.source
+            event[f"members/{each.member}/source"] = each.source.member
             if each.member in self.guards.lost:
                 self._revive(each.member)
         for k in self.live:

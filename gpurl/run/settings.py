@@ -90,6 +90,11 @@ class TrainConfig:
     """
     pbt_fraction: float = 0.25
     """Share of the population that counts as the worst, and as the best."""
+    pbt_leaderboard: str | None = None
+    """Folder of a leaderboard, which several runs may share: members enter it and take over its
+    entries, good ones more often, in place of each other (pbt_rule and pbt_fraction then mean
+    nothing).
+    """
     pbt_resample: float = 0.25
     """Probability that a member takes a new value of a setting from its range, in place of 0.8 or
     1.2 times the value that it took over.
@@ -203,8 +208,9 @@ class TrainConfig:
         """UsageError for selection without members, or of more than half of them."""
         if self.pbt and self.population == 1:
             raise UsageError("pbt selects among members, population is 1: take --population 8")
-        if self.pbt_every is not None and not self.pbt:
-            raise UsageError(f"pbt_every {self.pbt_every} goes with --pbt")
+        for name in ("pbt_every", "pbt_leaderboard"):
+            if (value := getattr(self, name)) is not None and not self.pbt:
+                raise UsageError(f"{name} {value} goes with --pbt")
         if self.pbt_fraction > 0.5:
             raise UsageError(
                 f"pbt_fraction must be at most 0.5, as the worst take over the best, got "

@@ -5,6 +5,7 @@ settings, on its own environments and random numbers.
 import copy
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gpurl.algorithms.a2c import A2CConfig
 from gpurl.algorithms.dqn import DQNConfig
 from gpurl.algorithms.ppo import PPOConfig
 from gpurl.algorithms.sac import SACConfig
+from gpurl.checkpoints.leaderboard import Leaderboard
 from gpurl.engine.pbt import PopulationBasedTraining
 from gpurl.engine.population import Population
 from gpurl.run.resume import checkpoint_parts, restore_engine
@@ -33,6 +35,7 @@ from tests.small_runs import assert_same
 
 __all__ = ["one_thread"]  # a fixture
 
+NAN = math.nan
 EVERY = 2 * ENVS * HORIZON
 
 
@@ -68,7 +71,8 @@ def test_the_worst_goes_on_from_the_best_with_other_settings() -> None:
     obs = engine.members[0].obs.clone()
     (taken,) = pbt_of(engine).select(set())
     loser, winner = (engine.members[k].algorithm for k in (0, 2))
-    assert (taken.member, taken.source, taken.scores) == (0, 2, (1.0, 9.0))
+    assert (taken.member, taken.source.member) == (0, 2)
+    assert (taken.score, taken.source.score) == (1.0, 9.0)
     # weights, optimiser and normalisers are the winner's, copied
     assert_same(dict(loser.state_dict()), dict(winner.state_dict()))
     for name in ("exp_avg", "exp_avg_sq", "step"):
@@ -76,14 +80,16 @@ def test_the_worst_goes_on_from_the_best_with_other_settings() -> None:
         assert torch.equal(own, other)
         assert own.data_ptr() != other.data_ptr()
     # settings are the winner's, changed, in all places that read them
-    assert taken.before == {"learning_rate": 3e-3, "entropy_coef": 0.0, "clip_range": 0.2}
-    assert all(taken.after[name] != taken.before[name] for name in taken.before)
+    assert taken.source.settings == {"learning_rate": 3e-3, "entropy_coef": 0.0, "clip_range": 0.2}
+    assert all(
+        taken.settings[name] != taken.source.settings[name] for name in taken.source.settings
+    )
     rate = loser.optimizers["policy"].learning_rate
     # the kl schedule has changed the winner's rate: its own changes in proportion
-    now = winner.optimizers["policy"].learning_rate * taken.after["learning_rate"] / 3e-3
+    now = winner.optimizers["policy"].learning_rate * taken.settings["learning_rate"] / 3e-3
     assert float(rate) == pytest.approx(float(now), rel=1e-6)
-    assert float(loser.clip_range) == pytest.approx(taken.after["clip_range"])  # type: ignore[arg-type]
-    assert float(loser.entropy_coef) == pytest.approx(taken.after["entropy_coef"])  # type: ignore[arg-type]
+    assert float(loser.clip_range) == pytest.approx(taken.settings["clip_range"])  # type: ignore[arg-type]
+    assert float(loser.entropy_coef) == pytest.approx(taken.settings["entropy_coef"])  # type: ignore[arg-type]
     assert winner.config.learning_rate == 3e-3
     # random streams and episodes are its own
     for name, stream in loser.random_streams.items():
@@ -91,7 +97,7 @@ def test_the_worst_goes_on_from_the_best_with_other_settings() -> None:
             {key: value.clone() for key, value in stream.state_dict().items()}, streams[name]
         )
     assert torch.equal(engine.members[0].obs, obs)
-    after = taken.after["learning_rate"]
+    after = taken.settings["learning_rate"]
     assert (
         f"member 0 took over member 2 (return 1 -> 9), learning_rate 0.003 -> {after:.3g}"
         in str(taken)
@@ -182,10 +188,10 @@ def test_a_member_is_ready_when_all_its_environments_ended_an_episode() -> None:
     assert 0 not in pbt.scores({1})
     # who has none yet is not replaced, however bad, and who was replaced waits
     set_scores(engine, [1.0, 2.0, 3.0])
-    assert [(each.member, each.source) for each in pbt.select(set())] == [(0, 2)]
+    assert [(each.member, each.source.member) for each in pbt.select(set())] == [(0, 2)]
     assert pbt.scores(set()) == {1: 2.0, 2: 3.0}
     set_scores(engine, [5.0, 2.0, 3.0])
-    assert [(each.member, each.source) for each in pbt.select(set())] == [(1, 0)]
+    assert [(each.member, each.source.member) for each in pbt.select(set())] == [(1, 0)]
 
 
 def test_waiting_is_said_once() -> None:
@@ -210,7 +216,7 @@ def test_each_rule_drives_a_population(
     numbers[0, 0] = {"truncation": 0.6, "tournament": 0.0, "generation": 0.8}[rule]
     monkeypatch.setattr(pbt.random, "uniform", lambda shape: numbers)
     set_scores(engine, [1.0, 2.0, 3.0])
-    assert {each.member: each.source for each in pbt.select(set())} == expected
+    assert {each.member: each.source.member for each in pbt.select(set())} == expected
 
 
 def test_a_source_that_is_replaced_itself_gives_what_it_was() -> None:
@@ -299,3 +305,78 @@ def test_members_that_are_not_selected_keep_every_bit(one_thread: None) -> None:
     assert [note[:22] for note in taken] == ["member 1 took over mem"]
     for k in (0, 2):
         assert_same(member_state(selected.members[k]), member_state(plain.members[k]))
+
+
+# ---- with a leaderboard ----
+
+
+def board_population(folder: Path, algorithm: str = "ppo", **changes: Any) -> Population:
+    return pbt_population(3, algorithm, pbt_leaderboard=str(folder), **changes)
+
+
+def test_members_take_over_entries_of_other_runs(tmp_path: Path) -> None:
+    """Another run, of other weights, draws what the first one has entered."""
+    first = board_population(tmp_path, member={"gamma": (0.9, 0.8, 0.7)})
+    iterate(first, 1)
+    set_scores(first, [NAN, 2.0, 50.0])
+    assert {each.member for each in pbt_of(first).select({0})} >= {0}
+    entries = Leaderboard(tmp_path, 6).entries()
+    assert [each.score for each in entries] == [50.0, 2.0]
+    assert [each.name[-2:] for each in entries] == ["-2", "-1"]
+    # who is better stays, who diverged goes on from an entry
+    second = board_population(tmp_path)
+    iterate(second, 1)
+    set_scores(second, [NAN, 40.0, 30.0])
+    entered = Leaderboard(tmp_path, 6).load(entries[0], torch.device("cpu"))
+    pbt = pbt_of(second)
+    numbers = torch.full((3, 7), 0.75)
+    numbers[:, 0] = torch.tensor([0.0, 0.9, 0.9])  # the best entry, and bad ones
+    pbt.random.uniform = lambda shape: numbers  # type: ignore[method-assign,assignment]
+    (taken,) = pbt.select({0})
+    assert pbt.notes == []
+    assert (taken.member, taken.source.member, taken.source.score) == (0, -1, 50.0)
+    assert f"member 0 took over entry {entries[0].name} (return nan -> 50), " in str(taken)
+    found = Leaderboard(tmp_path, 6).entries()
+    assert [each.score for each in found] == [50.0, 40.0, 30.0, 2.0]
+    assert_same(dict(second.members[0].algorithm.state_dict()), entered["weights"])
+    # settings that are no part of the search stay
+    assert second.members[0].algorithm.config.gamma == 0.99
+    assert taken.settings["clip_range"] == pytest.approx(0.24)
+
+
+def test_what_stands_on_a_leaderboard_must_fit(tmp_path: Path) -> None:
+    """Entries of other agents, damaged ones and a damaged list are named; the run goes on."""
+    other = board_population(tmp_path, network={"hidden": [4]})
+    set_scores(other, [7.0, 8.0, 9.0])
+    pbt_of(other).select(set())
+    engine = board_population(tmp_path)
+    weights = [copy.deepcopy(dict(each.algorithm.state_dict())) for each in engine.members]
+    set_scores(engine, [1.0, NAN, 1.0])
+    pbt = pbt_of(engine)
+    pbt.random.uniform = lambda shape: torch.zeros(3, *shape)  # type: ignore[method-assign,assignment]
+    assert pbt.select({1}) == []
+    assert [note.split(" entry ")[0] for note in pbt.notes] == [
+        f"member {k} did not take over" for k in range(3)
+    ]
+    assert all(
+        "it is an agent of another algorithm, other spaces or networks" in note
+        for note in pbt.notes
+    )
+    # cut off
+    files = [*tmp_path.glob("entries/*/step_*/weights.safetensors")]
+    assert len(files) == 5
+    for file in files:
+        file.write_bytes(file.read_bytes()[:100])
+    pbt.notes.clear()
+    assert pbt.select({1}) == []
+    assert len(pbt.notes) == 3
+    assert all("did not take over entry" in note for note in pbt.notes)
+    (tmp_path / "leaderboard.json").write_text("{}")
+    pbt.notes.clear()
+    set_scores(engine, [1.0, NAN, 1.0])
+    assert pbt.select({1}) == []
+    (note,) = pbt.notes
+    assert "no member took over an entry: " in note
+    assert "leaderboard.json is no leaderboard" in note
+    for member, before in zip(engine.members, weights):
+        assert_same(dict(member.algorithm.state_dict()), before)

@@ -10,6 +10,7 @@ import pytest
 import gpurl
 from gpurl.algorithms.ppo import PPOConfig
 from gpurl.checkpoints.folders import list_checkpoints
+from gpurl.checkpoints.leaderboard import Leaderboard
 from gpurl.cli.config_template import config_template
 from gpurl.cli.settings import parse_train
 from gpurl.errors import UsageError
@@ -94,6 +95,11 @@ def test_wrong_ranges(values: Any, message: str) -> None:
         ({"pbt_fraction": 0.0}, "pbt_fraction must be above 0, got 0"),
         ({"pbt_resample": 1.5}, "pbt_resample must be from 0 to 1, got 1.5"),
         ({"pbt_rule": "truncate"}, "pbt_rule is 'truncate'; did you mean truncation"),
+        (
+            {"pbt_leaderboard": "/dev/null/x"},
+            "leaderboard /dev/null/x cannot be written: Not a",
+        ),
+        ({"pbt": False, "pbt_every": None, "pbt_leaderboard": "b"}, "pbt_leaderboard b goes with"),
         ({"pbt_every": 100}, "pbt_every 100 is less than one iteration, 128 steps"),
         ({"explore": {"gamma": [0.9, 1.5]}}, "explore.gamma 0.9 1.5: gamma must be from 0 to 1"),
         ({"explore": {"epochs": [0, 4]}}, "explore.epochs 0 4: epochs must be at least 1, got 0"),
@@ -180,6 +186,19 @@ def test_a_killed_run_selects_the_same(tmp_path: Path) -> None:
     ]
     assert changed[0] != changed[1]
     assert any(changed[0].values())
+
+
+def test_two_runs_share_a_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = SETTINGS | {"pbt_leaderboard": str(tmp_path / "board"), "eval_episodes": 0}
+    small_run(tmp_path / "one", 4, **settings)
+    first = Leaderboard(tmp_path / "board", 8).entries()
+    assert 4 <= len(first) <= 8
+    small_run(tmp_path / "two", 4, **(settings | {"seed": 100, "quiet": False}))
+    both = Leaderboard(tmp_path / "board", 8).entries()
+    assert len({each.name.split("-")[0] for each in both}) == 2
+    assert "took over entry " in capsys.readouterr().out
+    # what one of them ended with is the run's own
+    gpurl.resume(tmp_path / "one", total_steps=6 * ITERATION, quiet=True)
 
 
 def test_selection_may_begin_and_end_with_a_resume(tmp_path: Path) -> None:
