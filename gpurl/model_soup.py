@@ -56,7 +56,9 @@ def soup(
         if len(members) == 1:
             raise UsageError(f"{path} has one agent to average: a soup needs a population")
         settings = _settings_of_one(members[0], run_dir)
-        count = min(episodes, members[0].settings["num_envs"])
+        # not more environments than the run had: each may be a process
+        saved = members[0].settings
+        count = min(episodes, saved["num_envs"] * saved["population"])
         env = make_env(settings.env, count, chosen_device, CHOOSING_SEED, **settings.env_options)
         trainer = make_trainer(settings, chosen_device)
         try:

@@ -5,8 +5,8 @@ The exploit functions return `parents`: parents[k] is the member whose state mem
 on, k itself where it keeps its own. So a population on one device applies them as a gather over
 members, and one on many machines as files to load. Scores are returns, higher is better; one that
 is NaN or infinite is that of a member that diverged: it is replaced by any rule, and copied by
-none. Ties replace nobody, and random numbers are arguments: `uniforms` has one in [0, 1) for each
-member. What a number draws depends on the order of scores, not on that of members.
+none. Where all scores are equal, nothing changes. Random numbers are arguments: `uniforms` has one
+in [0, 1) for each member, and what it draws depends on the order of scores, not on that of members.
 """
 
 import math
