@@ -181,15 +181,15 @@ class PopulationBasedTraining:
         parts = board.load(entry, algorithm.device)
         own = algorithm.extra_state()
         kept = {name: own[name] for name in algorithm.of_episodes & own.keys()}
-        # settings come from the list, which was checked
+        # settings come from the list, within their ranges
         kept |= {"changed_settings": algorithm.changed_settings}
         model, training = parts.get("weights", {}), parts.get("learning", {}) | kept
         if not (same_form(dict(algorithm.state_dict()), model) and same_form(own, training)):
             raise CheckpointError("it is an agent of another algorithm, other spaces or networks")
-        settings = {
-            name: float(entry.settings.get(name, value))
-            for name, value in self.settings_of(k).items()
-        }
+        settings = self.settings_of(k)
+        for name, span in self.options.spans.items():
+            if name in entry.settings:
+                settings[name] = min(max(entry.settings[name], span.low), span.high)
         return Source(f"entry {entry.name}", -1, entry.score, model, training, settings)
 
     def _parents(self, scores: list[float], uniforms: list[float]) -> list[int]:

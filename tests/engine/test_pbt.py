@@ -339,6 +339,12 @@ def test_members_take_over_entries_of_other_runs(tmp_path: Path) -> None:
     found = Leaderboard(tmp_path, 6).entries()
     assert [each.score for each in found] == [50.0, 40.0, 30.0, 2.0]
     assert_same(dict(second.members[0].algorithm.state_dict()), entered["weights"])
+    # a listed setting that no range has, as another program may write it, is moved into its range
+    board = tmp_path / "leaderboard.json"
+    board.write_text(board.read_text().replace('"clip_range": 0.2', '"clip_range": -5.0'))
+    set_scores(second, [1.0, 40.0, 30.0])
+    (again,) = pbt.select(set())
+    assert again.source.settings["clip_range"] == 0.05
     # settings that are no part of the search stay
     assert second.members[0].algorithm.config.gamma == 0.99
     assert taken.settings["clip_range"] == pytest.approx(0.24)
