@@ -10,6 +10,7 @@ from gpurl.registration import register
 if TYPE_CHECKING:
     from gpurl.api import Run, evaluate_run, film, resume, train
     from gpurl.envs.registry import make_env
+    from gpurl.model_soup import soup
     from gpurl.policy import Policy, load
     from gpurl.run.callbacks import Callback
     from gpurl.seeds import train_seeds
@@ -24,6 +25,7 @@ __all__ = [
     "load",
     "make_env",
     "resume",
+    "soup",
     "train",
     "train_seeds",
 ]
@@ -37,6 +39,7 @@ _HOME = {
     "load": "gpurl.policy",
     "make_env": "gpurl.envs.registry",
     "resume": "gpurl.api",
+    "soup": "gpurl.model_soup",
     "train": "gpurl.api",
     "train_seeds": "gpurl.seeds",
 }

@@ -28,7 +28,7 @@ from gpurl.nn.ranks import Alone
 from gpurl.policy import Policy, load
 from gpurl.run.callbacks import Callback
 from gpurl.run.display import Display, SilentDisplay, counted
-from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy, scripted
+from gpurl.run.evaluator import EVAL_SEED, evaluate, scripted
 from gpurl.run.given import EnvOrName, name_of_algorithm, name_of_env
 from gpurl.run.listing import note_end
 from gpurl.run.logger import Logger
@@ -388,7 +388,7 @@ def evaluate_run(
     best: bool = True,
     env: EnvOrName | None = None,
     env_options: Mapping[str, object] | None = None,
-    member: int | None = None,
+    member: int | str | None = None,
 ) -> dict[str, float]:
     """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation
     and length.
@@ -396,7 +396,8 @@ def evaluate_run(
     seed: of the environments, by default one that no evaluation of a training uses. env: as `train`
     takes it, for another task than that of the training or one that its name cannot make;
     an instance is not closed. env_options: instead of the training's, or of the other task.
-    member: of a population, by default the best one. UsageError if the task has other spaces.
+    member: of a population, by default the best one; "all": all of them as an ensemble.
+    UsageError if the task has other spaces.
     """
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
@@ -415,8 +416,8 @@ def evaluate_run(
         made = make_env(name, count, chosen, seed, **env_options)
     try:
         _check_spaces(policy.algorithm, made, name)
-        policy_state = policy.algorithm.initial_policy_state(made.num_envs)
-        return evaluate(greedy(policy.algorithm), made, episodes, policy_state, seed)
+        act, policy_state = policy.player(made.num_envs)
+        return evaluate(act, made, episodes, policy_state, seed)
     finally:
         if instance is None:
             made.close()

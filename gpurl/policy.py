@@ -2,7 +2,7 @@
 environment nor the trainer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,10 @@ from gpurl.errors import UsageError
 from gpurl.export.parity import Observations, arrays_of, check_parity
 from gpurl.kernels.backend import on_device, on_own_device
 from gpurl.nn.acting import GroupedPolicyModule, PolicyModule, RecurrentPolicyModule
-from gpurl.run.load import load_algorithm
+from gpurl.run.ensemble import ensemble_state, greedy_ensemble
+from gpurl.run.evaluator import Act, greedy
+from gpurl.run.load import Loaded, load_algorithm, load_members
+from gpurl.run.members import member_number
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -145,6 +148,10 @@ class Policy:
         check_parity(fresh, play, module, space, normalizer, f"the module of {algorithm.label}")
         return module
 
+    def player(self, num_envs: int) -> tuple[Act, PolicyState]:
+        """(the greedy policy, its hidden state at the start of episodes), for evaluations."""
+        return greedy(self.algorithm), self.algorithm.initial_policy_state(num_envs)
+
     def reset(self) -> None:
         """Empty the hidden state: the next observation begins an episode."""
         self._policy_state = None
@@ -200,6 +207,51 @@ class Policy:
         return space.join(parts), is_single
 
 
+class Ensemble(Policy):
+    """All members of a population as one greedy policy: the mean of continuous actions, the choice
+    of most members between discrete ones (`gpurl.run.ensemble`).
+    """
+
+    def __init__(self, members: Sequence[Loaded]) -> None:
+        """members: the best one first, whose choice decides where votes are equal."""
+        super().__init__(*members[0][:4])
+        self.members = {each.member: each.algorithm for each in members}
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} of {len(self.members)} members"
+
+    def player(self, num_envs: int) -> tuple[Act, PolicyState]:
+        algorithms = [*self.members.values()]
+        return greedy_ensemble(algorithms), ensemble_state(algorithms, num_envs)
+
+    @on_own_device
+    def act(self, obs: Array | Mapping[str, Array], deterministic: bool = True) -> Array:
+        _refuse_trace("act")
+        if not deterministic:
+            raise UsageError(
+                "an ensemble acts greedily: to sample actions load one member, load(RUN, member=0)"
+            )
+        batch, is_single = self._batch(obs)
+        act, first_state = self.player(len(batch))
+        state = self._policy_state
+        # a batch of another size begins new episodes
+        if state is None or (state and len(state[0]) != len(batch)):
+            state = first_state
+        action, self._policy_state = act(batch, state)
+        return _like(action[0] if is_single else action, obs)
+
+    def value(
+        self, obs: Array | Mapping[str, Array], state: np.ndarray | Tensor | None = None
+    ) -> float | Array:
+        raise UsageError("an ensemble has a value for each member: load one, load(RUN, member=0)")
+
+    def module(self) -> PolicyModule:
+        raise UsageError(
+            "an ensemble is no single module: load one member, load(RUN, member=0), or average "
+            "their weights, gpurl soup RUN"
+        )
+
+
 def _refuse_trace(name: str) -> None:
     """A trace records torch's operations only: what numpy and C compute would be a constant."""
     if torch.jit.is_tracing() or torch.compiler.is_exporting():
@@ -220,11 +272,15 @@ def load(
     device: str = "cpu",
     num_envs: int = 1,
     best: bool = True,
-    member: int | None = None,
+    member: int | str | None = None,
 ) -> Policy:
     """The policy of a checkpoint folder, or of the best checkpoint of a run folder (best=False: the
-    latest). member: of a population, by default the best one in its evaluation.
+    latest). member: of a population, by default the best one in its evaluation; "all": an
+    `Ensemble` of all members.
     """
     check_torch_defaults(device)
     with on_device(torch.device(device)):
-        return Policy(*load_algorithm(path, device, num_envs, best, member))
+        if member == "all":
+            return Ensemble(load_members(path, device, num_envs, best))
+        chosen = member_number(member)
+        return Policy(*load_algorithm(path, device, num_envs, best, chosen)[:4])

@@ -36,12 +36,12 @@ LAYERS = (
         "envs._counting_env",
         "envs.torch_env",
     },
-    {"memory", "losses", "nn", "buffers", "checkpoints"},
+    {"memory", "losses", "selection", "nn", "buffers", "checkpoints"},
     {"algorithms"},
     {"guards"},
     {"engine"},
     {"run", "video"},
-    {"api", "seeds", "policy", "export", "adapters"},
+    {"api", "seeds", "policy", "model_soup", "export", "adapters"},
     {"cli", "__init__", "__main__"},
 )
 LINKS = (ROOT / "gpurl" / "envs", ROOT / "gpurl" / "kernels")

@@ -3,6 +3,7 @@ and nothing is clipped, except of mirrored steps (`symmetry`).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.errors import UsageError
@@ -11,6 +12,11 @@ from gpurl.errors import UsageError
 @dataclass(frozen=True)
 class A2CConfig(PPOConfig):
     """Settings of A2C."""
+
+    changeable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "gae_lambda", "entropy_coef")
+    explored: ClassVar[dict[str, tuple[float, float]]] = {
+        name: PPOConfig.explored[name] for name in ("learning_rate", "entropy_coef")
+    }
 
     horizon: int = 16
     """Steps of every environment between updates."""

@@ -2,6 +2,7 @@
 all of them.
 """
 
+import dataclasses
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -69,6 +70,10 @@ class AlgorithmConfig:
     fixed: ClassVar[tuple[str, ...]] = ("normalize_obs", "init_from")
     # allowed values of `schedule`
     choices: ClassVar[Choices] = {"schedule": ("constant", "linear")}
+    # numbers that `Algorithm.change_setting` may change in a run: nothing is built from them
+    changeable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma")
+    # those that population based training explores by default, and their ranges
+    explored: ClassVar[dict[str, tuple[float, float]]] = {"learning_rate": (1e-5, 1e-2)}
 
     gamma: float = 0.99
     """Discount factor."""
@@ -127,6 +132,8 @@ class Algorithm(ABC, nn.Module):
     takes_ranks: ClassVar[bool] = True
     # of `random_streams`, those whose numbers are the same on all ranks
     common_streams: ClassVar[frozenset[str]] = frozenset()
+    # of `extra_state`, what belongs to the environments and episodes of this agent
+    of_episodes: ClassVar[frozenset[str]] = frozenset({"random"})
     # transitions in the replay buffer of all ranks before the first `learn`
     learning_starts: int = 0
     # the processes that train this agent
@@ -184,6 +191,8 @@ class Algorithm(ABC, nn.Module):
         self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
         self.optimizers = self.make_optimizers()
         self.random_streams: dict[str, CounterRandom] = {}
+        # settings that are not those of the start any more: see `change_setting`
+        self.changed_settings: dict[str, float] = {}
         self.make_training()
         # iterations to learn in which the actor stays as it is, see `warms_critic`
         self.warm_up_left: int = getattr(config, "critic_warmup", 0)
@@ -436,6 +445,35 @@ class Algorithm(ABC, nn.Module):
             for optimizer in self.optimizers.values():
                 optimizer.learning_rate.fill_(optimizer.initial_rate * max(1.0 - progress, 0.0))
 
+    def change_setting(self, name: str, value: float) -> None:
+        """Go on with another value of a setting in `config.changeable`; checkpoints keep it. A
+        learning rate that a schedule has adapted changes in proportion.
+        """
+        before = getattr(self.config, name)
+        value = type(before)(value)
+        changed: dict[str, Any] = {name: value}
+        self.config = dataclasses.replace(self.config, **changed)
+        self.changed_settings |= changed
+        if name != "learning_rate":
+            return
+        for optimizer in self.optimizers.values():
+            if optimizer.initial_rate == before:  # others have a setting of their own
+                optimizer.initial_rate = value
+                if self.config.schedule == "constant":
+                    optimizer.learning_rate = value
+                else:
+                    optimizer.learning_rate.mul_(value / before)
+
+    def take_over(self, model: dict[str, Any], training: dict[str, Any]) -> None:
+        """Go on with the weights, optimisers and normalisers of another agent; random streams,
+        replay buffer and what belongs to episodes stay. model: its `state_dict()`; training: its
+        `extra_state()`.
+        """
+        own = self.extra_state()
+        kept = {name: own[name] for name in self.of_episodes & own.keys()}
+        self.load_state_dict(model)
+        self.load_extra_state(training | kept)
+
     @property
     def warms_critic(self) -> bool:
         """Whether this iteration's `learn` changes the critics only (`critic_warmup`). The host
@@ -474,6 +512,7 @@ class Algorithm(ABC, nn.Module):
             "random": {name: each.state_dict() for name, each in self.random_streams.items()},
             "num_updates": self.num_updates,
             "rate_settings": self._rate_settings(),
+            "changed_settings": dict(self.changed_settings),
             "warm_up_left": self.warm_up_left,
         }
 
@@ -485,6 +524,8 @@ class Algorithm(ABC, nn.Module):
             stream.load_state_dict(state["random"][name])
         self.num_updates.copy_(state["num_updates"])
         self.warm_up_left = int(state.get("warm_up_left", 0))
+        for name, value in state.get("changed_settings", {}).items():
+            self.change_setting(name, value)
         rates, saved_rates = self._rate_settings(), state["rate_settings"]
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])

@@ -38,6 +38,7 @@ class FlashSACConfig(SACConfig):
 
     choices: ClassVar[Choices] = {"schedule": ("constant", "linear", "cosine")}
     fixed: ClassVar[tuple[str, ...]] = (*SACConfig.fixed, "normalize_rewards")
+    changeable: ClassVar[tuple[str, ...]] = ("learning_rate",)  # rewards are scaled by gamma
 
     # two steps and two updates in place of one each: the actor is updated every second time
     horizon: int = 2
@@ -100,6 +101,7 @@ class FlashSAC(SAC):
     config: FlashSACConfig
     takes_ranks = False
     flattens_images = False
+    of_episodes = SAC.of_episodes | {"returned"}
     span_cdf: Tensor  # [noise_span], see `zeta_cdf`
     # layer.py there, NormalTanhPolicy: `LogStdLimits` keeps the outputs within
     log_std_limits = (-10.0, 2.0)

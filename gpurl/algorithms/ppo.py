@@ -67,6 +67,15 @@ class PPOConfig(OnPolicyConfig):
         "distribution": ("normal", "beta"),
         "std_type": ("log", "scalar"),
     }
+    changeable: ClassVar[tuple[str, ...]] = (
+        *OnPolicyConfig.changeable,
+        *("gae_lambda", "clip_range", "entropy_coef", "target_kl", "epochs"),
+    )
+    explored: ClassVar[dict[str, tuple[float, float]]] = {
+        **OnPolicyConfig.explored,
+        "entropy_coef": (1e-5, 0.1),
+        "clip_range": (0.05, 0.4),
+    }
 
     schedule: str = "kl"
     """Learning rate over time: kl (keeps the policy's change near target_kl), linear (to 0) or
@@ -315,6 +324,12 @@ class PPO(OnPolicy):
         """Whether updates use mirrored steps; else a symmetry is only measured."""
         has_use = self.config.symmetry_augment or self.config.symmetry_coef > 0
         return self.symmetry is not None and has_use
+
+    def change_setting(self, name: str, value: float) -> None:
+        super().change_setting(name, value)
+        # which kernels read
+        self.clip_range.fill_(self.config.clip_range)
+        self.entropy_coef.fill_(self.config.entropy_coef)
 
     # ---- acting ----
 

@@ -24,7 +24,7 @@ OPTIONS = {
 }
 # words of a command in place of a run folder or a file
 NAMES = {"envs", "check-env"}
-RUNS = {"eval", "export", "play", "plot", "report"}
+RUNS = {"eval", "export", "play", "plot", "report", "soup"}
 
 
 @dataclasses.dataclass(frozen=True)

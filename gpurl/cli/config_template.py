@@ -37,6 +37,11 @@ def config_template(settings: Settings) -> str:
         "# ---- what members of a population have of their own: a list, one number for each ----",
         "",
         *_member_lines(settings),
+        "",
+        "# ---- the settings that pbt explores, and their ranges; by default some of the algorithm "
+        "----",
+        "",
+        *_range_lines(settings),
     ]
     return "\n".join(lines) + "\n"
 
@@ -63,6 +68,14 @@ def _member_lines(settings: Settings) -> list[str]:
     if settings.member:
         return _yaml_lines({"member": settings.to_dict()["member"]})
     return ["# member:", "#   learning_rate: [0.001, 0.0003]"]
+
+
+def _range_lines(settings: Settings) -> list[str]:
+    """The ranges that are explored; without any those that pbt takes by itself, as a comment."""
+    if settings.explore:
+        return _yaml_lines({"explore": settings.to_dict()["explore"]})
+    own = {name: [*limits] for name, limits in settings.algorithm_config.explored.items()}
+    return [f"# {line}" for line in _yaml_lines({"explore": own})]
 
 
 def _commented(config: type, values: dict[str, Any], indent: str) -> list[str]:

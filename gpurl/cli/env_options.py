@@ -1,5 +1,5 @@
-"""The options of an environment, and the settings of a population's members, as dataclasses, from
-which the command line is made.
+"""The options of an environment, the settings of a population's members, and the ranges in which
+they are explored, as dataclasses, from which the command line is made.
 """
 
 import dataclasses
@@ -36,3 +36,13 @@ def members_class(config: type[AlgorithmConfig]) -> type:
         (name, tuple[float, ...], dataclasses.field(default=())) for name in member_settings(config)
     ]
     return dataclasses.make_dataclass("MemberSettings", fields)
+
+
+def ranges_class(config: type[AlgorithmConfig]) -> type:
+    """A dataclass of the settings that population based training may explore: ranges, by default
+    empty.
+    """
+    fields = [
+        (name, tuple[float, ...], dataclasses.field(default=())) for name in config.changeable
+    ]
+    return dataclasses.make_dataclass("ExploredRanges", fields)

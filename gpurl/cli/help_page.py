@@ -36,7 +36,7 @@ GROUPS = {
 # what is changed first
 COMMON = {
     *("preset", "num_envs", "population", "total_steps", "max_seconds", "stop_return"),
-    *("seed", "device", "run_dir"),
+    *("seed", "device", "run_dir", "pbt"),
     *("horizon", "learning_rate", "gamma", "epochs", "minibatches", "entropy_coef", "clip_range"),
     *("batch_size", "updates", "learning_starts", "n_step", "temperature", "noise_std"),
     *("teacher", "dataset", "network.hidden", "network.activation", "network.memory"),
@@ -125,6 +125,16 @@ def _groups(settings: Settings, command: type) -> dict[str, list[Line]]:
             _typed(settings.member.get(name, ())),
         )
         for name in member_settings(type(settings.algorithm_config))
+    ]
+    config = settings.algorithm_config
+    groups["Members"] += [
+        Line(
+            f"explore.{name}",
+            "LOW HIGH",
+            f"Range of {name} in population based training.",
+            _typed(settings.explore.get(name, config.explored.get(name, ()))),
+        )
+        for name in config.changeable
     ]
     return groups
 

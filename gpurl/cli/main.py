@@ -38,6 +38,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl play RUN --viewer                       in the browser, MuJoCo tasks
   gpurl export RUN [--format onnx|pt2|torchscript] [--out FILE]
                                                 one file that acts without gpurl
+  gpurl soup RUN [--run-dir FOLDER]             average the members of a population, a new run
   gpurl plot RUN                                draw the learning curve again
   gpurl plot RUN RUN ... [--by SETTING]         compare runs: mean over seeds with its interval
   gpurl plot --bench [FOLDER] [--out FOLDER]    draw the results of the benchmarks
@@ -281,7 +282,7 @@ def evaluate(
     env: str | None = None,
     env_options: tuple[str, ...] = (),
     seed: int | None = None,
-    member: int | None = None,
+    member: str | None = None,
     json: bool = False,
 ) -> int:
     """Evaluate a trained policy.
@@ -294,7 +295,7 @@ def evaluate(
         env: another environment than that of the training, with the same spaces
         env_options: its options as NAME=VALUE, instead of those of the training
         seed: of the environments; by default one that no evaluation of a training uses
-        member: of a population, by default the best one
+        member: its number in a population, by default the best one; all: all as an ensemble
         json: print the numbers as one line of JSON
     """
     from gpurl.api import evaluate_run
@@ -391,6 +392,34 @@ def export(
         print(f"compared with the policy: actions differ by {exported.difference:.1g} at most")
     if exported.note:
         print(f"note: {exported.note}")
+    return 0
+
+
+def soup(
+    run: Path,
+    /,
+    episodes: int = 100,
+    device: str = "cpu",
+    latest: bool = False,
+    run_dir: str | None = None,
+) -> int:
+    """Average the members of a population, those that make the average better, into a new run.
+
+    Args:
+        run: RUN, a run folder of a population
+        episodes: greedy episodes by which an average is judged
+        device: cpu, cuda or auto
+        latest: the latest checkpoint, not the best one
+        run_dir: the folder of the new run
+    """
+    from gpurl.model_soup import soup as make_soup
+
+    made = make_soup(run, episodes, device, not latest, run_dir, sys.argv)
+    members = ", ".join(map(str, made.members))
+    print(
+        f"members {members}: return {made.mean_return:.3f} over other episodes, member "
+        f"{made.members[0]} alone {made.best_return:.3f}\nrun folder {made.folder}"
+    )
     return 0
 
 
@@ -568,6 +597,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "eval": evaluate,
     "play": play,
     "export": export,
+    "soup": soup,
     "plot": plot,
     "report": report,
     "convert": convert,

@@ -15,7 +15,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from gpurl.checks import MAX_INTEGER
-from gpurl.cli.env_options import members_class, options_class
+from gpurl.cli.env_options import members_class, options_class, ranges_class
 from gpurl.cli.names_page import HELP, names_page
 from gpurl.discovery import algorithm_names
 from gpurl.envs.registry import check_options, resolve_env
@@ -24,6 +24,7 @@ from gpurl.nn.encoders import CONVOLUTIONAL
 from gpurl.run.config_file import read_config
 from gpurl.run.members import member_values
 from gpurl.run.other_names import here
+from gpurl.run.pbt import explored_ranges
 from gpurl.run.settings import Settings, TrainConfig, make_defaults, merge, refuse_memory
 
 Options = TypeVar("Options")
@@ -282,7 +283,8 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
     config_class = type(base.algorithm_config)
     of_members = members_class(config_class)
     kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")
-    kinds |= _kinds(of_members, "member.")
+    ranges = ranges_class(config_class)
+    kinds |= _kinds(of_members, "member.") | _kinds(ranges, "explore.")
     _refuse_other_names(flags, kinds)
     _refuse_memory(flags, base.algorithm, kinds)
     _refuse_unknown_options(flags, base.env, {item.name for item in dataclasses.fields(options)})
@@ -297,6 +299,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
             ("algorithm", Annotated[config_class, tyro.conf.arg(name="")]),
             ("env", options),
             ("member", of_members),
+            ("explore", ranges),
         ],
     )
     names = {item.name for item in dataclasses.fields(options)}
@@ -307,7 +310,11 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
         all_settings,
         args=_as_flags(flags, kinds),
         default=all_settings(
-            base.train, base.algorithm_config, env_default, of_members(**base.member)
+            base.train,
+            base.algorithm_config,
+            env_default,
+            of_members(**base.member),
+            ranges(**base.explore),
         ),
         prog=f"gpurl {command} {base.algorithm} {base.env}",
         registry=_NUMBERS,
@@ -319,15 +326,19 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
         for name, value in dataclasses.asdict(parsed.env).items()
         if value != getattr(env_default, name)
     }
-    given = {name: value for name, value in dataclasses.asdict(parsed.member).items() if value}
+    given, explored = (
+        {name: value for name, value in dataclasses.asdict(each).items() if value}
+        for each in (parsed.member, parsed.explore)
+    )
     settings = dataclasses.replace(
         base,
         train=parsed.train,
         algorithm_config=parsed.algorithm,
         env_options=base.env_options | changed,
         member=member_values(config_class, given),
+        explore=explored_ranges(config_class, explored),
     )
-    settings.member_configs()  # or an error
+    settings.check()
     return settings
 
 

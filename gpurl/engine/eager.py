@@ -71,8 +71,9 @@ class Eager:
         self.stopwatch = Stopwatch(env.device)
         # runs collect, prepare and learn: this engine, or CUDA graphs of it
         self.stages: Stages = self
-        # for the user
+        # for the user; and numbers to log at this step whatever the time
         self.notes: list[str] = []
+        self.events: list[dict[str, float]] = []
         # whether obs and policy_state must keep their addresses, which CUDA graphs read
         self.in_place = False
         # [N, *obs] the newest observations, and the policy's hidden state before them

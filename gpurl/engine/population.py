@@ -25,6 +25,7 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm, Decision, Metrics, PolicyState
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.engine.eager import STAGGER_SEED, Eager, Prepared
+from gpurl.engine.pbt import PopulationBasedTraining
 from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.envs.vec_env import Info, ShareSeeds, Timestep, VecEnv
 from gpurl.errors import NonFiniteError
@@ -194,6 +195,8 @@ class Population(Eager):
         )
         self.idle_action = idle_action(env, self.num_envs)
         self.acts_in_threads = self.num_envs >= MIN_ROWS
+        # selects among members, where the settings want it
+        self.pbt: PopulationBasedTraining | None = None
         self._data: dict[int, dict[str, Tensor]] = {}
         self._threads: ThreadPoolExecutor | None = None
         if workers > 1:
@@ -303,10 +306,38 @@ class Population(Eager):
         return mean_metrics([*metrics.values()])
 
     def iterate(self, progress: float) -> Metrics:
+        before = self.steps
         metrics = super().iterate(progress)
         for member in self._members:
             member.buffer.clear()
+        if self.pbt is not None and self.pbt.is_due(before, self.steps):
+            self._select(self.pbt)
         return metrics
+
+    def _select(self, pbt: PopulationBasedTraining) -> None:
+        """Bad and lost members take over others; what happened is logged."""
+        taken = pbt.select(self.guards.lost.keys())
+        self.notes += pbt.notes
+        pbt.notes.clear()
+        event: dict[str, float] = {"members/take_overs": len(taken)}
+        for each in taken:
+            self.notes.append(str(each))
+            event[f"members/{each.member}/source"] = each.source.member
+            if each.member in self.guards.lost:
+                self._revive(each.member)
+        for k in self.live:
+            event |= {f"members/{k}/{name}": x for name, x in pbt.settings_of(k).items()}
+        self.events.append(event)
+
+    def _revive(self, k: int) -> None:
+        """A lost member, whose weights are another's now, takes part again."""
+        del self.guards.lost[k]
+        member = self._members[k]
+        member.guards.begin(self.iteration)
+        # its environments have idled meanwhile
+        member.obs = self.obs.split(self.num_envs)[k]
+        member.policy_state = member.algorithm.initial_policy_state(self.num_envs)
+        member.algorithm.mark_episode_break()
 
     def abandon(self) -> None:
         super().abandon()
@@ -320,13 +351,17 @@ class Population(Eager):
         states = zip(*(member.policy_state for member in self._members))
         self.policy_state = tuple(torch.cat(memories) for memories in states)
         lost = {str(k): reason for k, reason in self.guards.lost.items()}
-        return super().state_dict() | {"lost": lost}
+        pbt = {} if self.pbt is None else self.pbt.state_dict()
+        return super().state_dict() | {"lost": lost, "pbt": pbt}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.guards.lost = {int(k): reason for k, reason in state["lost"].items()}
         for member in self._members:
             member.iteration, member.steps = self.iteration, self.steps
+        # a run may begin to select when it is resumed
+        if self.pbt is not None and state.get("pbt"):
+            self.pbt.load_state_dict(state["pbt"])
 
 
 def idle_action(env: VecEnv, rows: int) -> Tensor:

@@ -2,6 +2,8 @@
 checkpoint holds it.
 """
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -78,6 +80,21 @@ class Normalizer(nn.Module):
             merge_moments(running, self.epsilon, numbers[0], mean, variance)
         for column, saved in zip(columns, before):
             column[:fixed].copy_(saved)
+
+    def merge(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Become the statistics of all rows that G normalisers have seen; their `state_dict()`s."""
+        count, mean, variance = (
+            torch.stack([state[name] for state in states]) for name in ("count", "mean", "variance")
+        )
+        total, mean, variance = pooled_moments(count.unsqueeze(1).expand_as(mean), mean, variance)
+        if not bool(total[0]):
+            return  # they are as at the start
+        self.mean.copy_(mean)
+        self.variance.copy_(variance)
+        self.count.copy_(total[0])
+        # as `normalize` takes them
+        self.shift.copy_(mean)
+        self.inv_std.copy_((variance + self.epsilon).rsqrt())
 
 
 class ValueNormalizer(Normalizer):

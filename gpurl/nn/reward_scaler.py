@@ -8,6 +8,8 @@ Of FlashSAC (Kim et al. 2026), after the reward scaling of PPO's implementations
 2020, section 3). No return so far is larger than `bound` in scaled rewards.
 """
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -54,6 +56,10 @@ class RewardScaler(Normalizer):
         if self.ranks.count > 1:
             largest = self.ranks.stack(largest).amax(0)
         torch.maximum(self.largest, largest, out=self.largest)
+
+    def merge(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        super().merge(states)
+        self.largest.copy_(torch.stack([state["largest"] for state in states]).max())
 
     def begin_episodes(self, mask: Tensor | None = None) -> None:
         """The episodes of the environments of mask [N], or of all, were cut off from outside."""

@@ -10,7 +10,8 @@ from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig
 from gpurl.algorithms.bc import BCConfig
 from gpurl.algorithms.symmetry import find_mirror
-from gpurl.checkpoints.folders import check_exists, load_checkpoint
+from gpurl.checkpoints.folders import Manifest, check_exists, load_checkpoint
+from gpurl.checkpoints.run_parts import Parts
 from gpurl.checkpoints.spaces import space_from_dict
 from gpurl.checkpoints.state_files import State
 from gpurl.errors import CheckpointError
@@ -26,6 +27,7 @@ class Loaded(NamedTuple):
     settings: State  # of its run
     step: int  # environment steps that it was trained for
     deployment: State  # what its environment told (`gpurl.envs.deployment`)
+    member: int  # of a population, else 0
 
 
 def load_algorithm(
@@ -39,6 +41,32 @@ def load_algorithm(
     latest). member: of a population, by default the best one.
     """
     parts, manifest = load_checkpoint(Path(path), device, best=best)
+    return _loaded(path, parts, manifest, device, num_envs, member)
+
+
+def load_members(
+    path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True
+) -> list[Loaded]:
+    """As `load_algorithm`, all members of a population that are not lost, the best one first."""
+    parts, manifest = load_checkpoint(Path(path), device, best=best)
+    first = _loaded(path, parts, manifest, device, num_envs, None)
+    lost = parts["trainer"].get("lost", {})
+    others = [
+        _loaded(path, parts, manifest, device, num_envs, k)
+        for k in range(first.settings.get("population", 1))
+        if k != first.member and str(k) not in lost
+    ]
+    return [first, *others]
+
+
+def _loaded(
+    path: str | Path,
+    parts: Parts,
+    manifest: Manifest,
+    device: str,
+    num_envs: int,
+    member: int | None,
+) -> Loaded:
     # the file may be another program's: every misfit is a CheckpointError
     try:
         meta = parts["meta"]
@@ -62,7 +90,7 @@ def load_algorithm(
         raise CheckpointError(
             f"{path}, step {manifest['step']}, is not a policy that this version can read: {error}"
         ) from None
-    return Loaded(algorithm, settings, manifest["step"], deployment)
+    return Loaded(algorithm, settings, manifest["step"], deployment, chosen)
 
 
 def load_teachers(config: AlgorithmConfig, num_envs: int, device: torch.device) -> list[Algorithm]:

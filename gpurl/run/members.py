@@ -69,6 +69,15 @@ def member_configs(
     return configs
 
 
+def member_number(member: int | str | None) -> int | None:
+    """The number that a word of the command line is; UsageError for another word."""
+    if member is None or isinstance(member, int):
+        return member
+    if member.isascii() and member.isdecimal():
+        return int(member[:18])
+    raise UsageError(f"member is {member!r}; it must be a number, or all")
+
+
 def choose_member(member: int | None, population: int, trainer: State) -> int:
     """The member of a checkpoint to load: `member`, by default the one that was best in the newest
     evaluation. trainer: that part of the checkpoint. UsageError if there is no such member,

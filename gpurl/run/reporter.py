@@ -105,6 +105,8 @@ class Reporter:
         notes = self.engine.notes
         while notes:
             self.display.note(notes.pop(0))
+        while self.engine.events:
+            self.write(self.engine.events.pop(0))
         if logs:
             seconds = time.monotonic() - self.last_log
             self.last_log += seconds

@@ -16,10 +16,12 @@ import numpy as np
 
 from gpurl.checkpoints.plain_files import Json
 from gpurl.checks import MAX_INTEGER, Choices, Dataclass, check_choices, check_numbers
+from gpurl.engine.pbt import RULES, PbtOptions
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
 from gpurl.run.members import member_configs, member_values
 from gpurl.run.other_names import here
+from gpurl.run.pbt import explored_ranges, explored_spans, interval
 from gpurl.run.presets import PRESET_NAMES, name_for_presets, preset
 from gpurl.run.trackers.tracker import check_trackers
 
@@ -36,6 +38,7 @@ MINIMUMS = {
     "threads": 1,
     "eval_every": 1,
     "video_every": 1,
+    "pbt_every": 1,
     "eval_episodes": 0,
     "seed": 0,
     "log_every": 0,
@@ -56,6 +59,7 @@ class TrainConfig:
         "rollout": ("auto", "persistent", "steps"),
         "update": ("auto", "fused", "autograd"),
         "precision": ("float32", "tf32", "bf16"),
+        "pbt_rule": RULES,
     }
 
     preset: str = "auto"
@@ -72,6 +76,28 @@ class TrainConfig:
     population: int = 1
     """Agents trained at once, each on num_envs environments of its own and for total_steps of its
     own, with the seeds seed, seed + 1, ...; --member.SETTING gives each of them another value.
+    """
+    pbt: bool = False
+    """Population based training: the worst members of the population take over the weights,
+    optimisers and normalisers of better ones, and go on with other settings: see --explore.SETTING.
+    """
+    pbt_every: int | None = None
+    """Environment steps of a member between selections; by default a twentieth of total_steps."""
+    pbt_rule: str = "truncation"
+    """Who takes over whom: truncation (each of the worst a random one of the best), tournament
+    (each another one that is better, if it draws such a one) or generation (all but the best ones
+    draw anew, good members more often).
+    """
+    pbt_fraction: float = 0.25
+    """Share of the population that counts as the worst, and as the best."""
+    pbt_leaderboard: str | None = None
+    """Folder of a leaderboard, which several runs may share: members enter it and take over its
+    entries, good ones more often, in place of each other (pbt_rule and pbt_fraction then mean
+    nothing).
+    """
+    pbt_resample: float = 0.25
+    """Probability that a member takes a new value of a setting from its range, in place of 0.8 or
+    1.2 times the value that it took over.
     """
     device: str = "auto"
     """cpu, cuda, cuda:1, ..., or auto: cuda if there is a GPU."""
@@ -154,7 +180,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_numbers(self, MINIMUMS, above_zero=("max_seconds", "rank_timeout"))
+        above_zero = ("max_seconds", "rank_timeout", "pbt_fraction")
+        check_numbers(self, MINIMUMS, above_zero, zero_to_one=("pbt_resample",))
         if self.graph == "policy" and self.rollout == "persistent":
             raise UsageError(
                 "graph policy steps the environment between graphs, rollout persistent plays it in "
@@ -167,6 +194,7 @@ class TrainConfig:
             )
         if self.population > 1:
             self._check_population()
+        self._check_pbt()
         if self.stop_return is not None and self.eval_episodes == 0:
             raise UsageError(
                 f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0"
@@ -175,6 +203,19 @@ class TrainConfig:
             raise UsageError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
         parse_interval(self.save_every)
         check_trackers(self.track)
+
+    def _check_pbt(self) -> None:
+        """UsageError for selection without members, or of more than half of them."""
+        if self.pbt and self.population == 1:
+            raise UsageError("pbt selects among members, population is 1: take --population 8")
+        for name in ("pbt_every", "pbt_leaderboard"):
+            if (value := getattr(self, name)) is not None and not self.pbt:
+                raise UsageError(f"{name} {value} goes with --pbt")
+        if self.pbt_fraction > 0.5:
+            raise UsageError(
+                f"pbt_fraction must be at most 0.5, as the worst take over the best, got "
+                f"{self.pbt_fraction}"
+            )
 
     def _check_population(self) -> None:
         """UsageError for what the engine of a population cannot do."""
@@ -216,6 +257,24 @@ class Settings:
     env_options: dict[str, Any] = field(default_factory=dict)
     # settings of the algorithm that members of a population do not share: one value for each
     member: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    # what population based training explores: the range of each setting; {}: the algorithm's own
+    explore: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """UsageError for settings of members, and of their selection, that do not fit."""
+        self.member_configs()
+        self.pbt_options()
+
+    def pbt_options(self) -> PbtOptions | None:
+        """How members are selected; None if they are not."""
+        train, config = self.train, self.algorithm_config
+        if not train.pbt:
+            if self.explore:
+                raise UsageError(f"explore.{next(iter(self.explore))} goes with --pbt")
+            return None
+        every = interval(train.pbt_every, train.total_steps, train.num_envs, config.horizon)
+        spans = explored_spans(config, self.explore)
+        return PbtOptions(every, train.pbt_rule, train.pbt_fraction, train.pbt_resample, spans)
 
     def member_configs(self) -> "list[AlgorithmConfig]":
         """The algorithm's settings of each member of the population, or of the one agent."""
@@ -230,6 +289,7 @@ class Settings:
             "env": self.env,
             "env_options": self.env_options,
             "member": self.member,
+            "explore": self.explore,
             **dataclasses.asdict(self.train),
             **dataclasses.asdict(self.algorithm_config),
         }
@@ -239,7 +299,7 @@ class Settings:
 
 def make_settings(algorithm: str, env: str, **values: object) -> Settings:
     """Settings for `algorithm` on `env`: defaults, preset, then `values` (fields of TrainConfig and
-    of the algorithm, env_options, member).
+    of the algorithm, env_options, member, explore).
 
     Raises UsageError for an unknown name, a value of the wrong type, and values that are out of
     range or exclude each other.
@@ -274,6 +334,7 @@ def _make_settings(
     merged = merge(base, values)
     options = _check_env_options(env, merged.pop("env_options", {}))
     of_members = merged.pop("member", {})
+    ranges = merged.pop("explore", {})
     # the other settings belong to the training loop or to the algorithm
     train_names = {item.name for item in dataclasses.fields(TrainConfig)}
     of_train = {name: value for name, value in merged.items() if name in train_names}
@@ -283,9 +344,11 @@ def _make_settings(
         config_class(algorithm_class), of_algorithm, known=train_names, is_final=is_final
     )
     member = member_values(type(algorithm_config), of_members)
+    explore = explored_ranges(type(algorithm_config), ranges)
+    settings = Settings(algorithm, env, train, algorithm_config, options, member, explore)
     if is_final:
-        member_configs(algorithm_config, train.population, member)
-    return Settings(algorithm, env, train, algorithm_config, options, member)
+        settings.check()
+    return settings
 
 
 def refuse_memory(algorithm: str, network: object) -> None:

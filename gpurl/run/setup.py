@@ -10,10 +10,12 @@ from torch.utils._pytree import tree_leaves
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.bc import BC
+from gpurl.checkpoints.leaderboard import Leaderboard
 from gpurl.engine.choose import choose_engine, choose_population
 from gpurl.engine.determinism import nondeterminism_warning
 from gpurl.engine.eager import Eager
 from gpurl.engine.graphs import Backend
+from gpurl.engine.pbt import PopulationBasedTraining
 from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.engine.threads import fastest_threads, keep_large_blocks
 from gpurl.envs.registry import make_env, resolve_env
@@ -29,6 +31,7 @@ from gpurl.nn.ranks import ALONE, Alone
 from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
 from gpurl.run.load import load_symmetry, load_teachers
+from gpurl.run.run_folder import absolute
 from gpurl.run.settings import Settings, TrainConfig
 from gpurl.run.shards import check_same_run, settings_of_rank
 from gpurl.run.trainer import Trainer
@@ -150,6 +153,11 @@ def make_population(
     engine, reasons = choose_population(
         algorithms, policy_env, settings.env, config.nan, config.update, workers
     )
+    if options := settings.pbt_options():
+        board = None
+        if config.pbt_leaderboard is not None:
+            board = Leaderboard(absolute(config.pbt_leaderboard), 2 * len(algorithms))
+        engine.pbt = PopulationBasedTraining(options, engine.members, config.seed, board)
     engine.notes.append("; ".join((f"engine {engine.name}", *reasons)))
     if note := _image_note(first, env):
         engine.notes.append(note)

@@ -48,6 +48,7 @@ def test_all_settings_are_shown_at_any_width(
     names += [f"network.{item.name}" for item in dataclasses.fields(NetworkConfig)]
     names = [name for name in names if name != "network"] + ["env.dim", "env.discrete"]
     names += [f"member.{name}" for name in member_settings(PPOConfig)]
+    names += [f"explore.{name}" for name in PPOConfig.changeable]
     flags = re.findall(r"^  --(\S+)", text, re.MULTILINE)
     shown = {flag.replace("[no-]", "").replace("-", "_") for flag in flags}
     assert shown == {*names, "env.max_episode_steps", "env.bonus"}

@@ -54,7 +54,7 @@ class Spoiled(RandomWalk):
 
 def settings_of(algorithm: str, env: str, population: int = 1, **changes: Any) -> Settings:
     values: dict[str, Any] = {"num_envs": ENVS, "population": population, "device": "cpu"}
-    if algorithm in ("dqn", "sac", "td3", "vdn"):
+    if algorithm in ("dqn", "sac", "td3", "vdn", "flash_sac"):
         values |= small_settings(algorithm) | {"learning_starts": 16}
     else:
         values |= {"horizon": HORIZON, "minibatches": 1 if algorithm == "a2c" else 2}

@@ -23,11 +23,9 @@ from gpurl.errors import CheckpointError, UsageError, visible
 from gpurl.nn.distributions import Gaussian, make_head
 from gpurl.nn.mlp import Dense
 from gpurl.nn.normalizer import Normalizer
-from gpurl.run.display import Display
-from gpurl.run.run_folder import create_run_folder, lock_run, write_run_info
+from gpurl.run.policy_run import write_policy_run
 from gpurl.run.settings import Settings
 from gpurl.run.setup import choose_device, make_trainer
-from gpurl.run.trainer import Trainer
 
 CRITIC = re.compile(r"critic|value|vf")
 NOT_WEIGHTS = re.compile(r"optim|target|normaliz|mean_std|preprocessor")
@@ -133,27 +131,10 @@ def write_policy(
                 f"observations are clipped {algorithm.normalizer.clip:.0f} deviations away "
                 f"(rl_games and skrl: 5, rsl_rl: nowhere)"
             )
-        _save(trainer, command)
+        write_policy_run(trainer, command)
     finally:
         trainer.env.close()
     return trainer.folder, notes
-
-
-def _save(trainer: Trainer, command: list[str]) -> None:
-    """The run folder with a checkpoint at step 0."""
-    trainer.start()
-    if bad := trainer.engine.guards.bad_weights():  # before there is a folder
-        raise CheckpointError(f"it is no policy to go on with, not finite in gpurl: {bad}")
-    settings = trainer.settings
-    train = settings.train
-    trainer.folder = create_run_folder(
-        Path(train.root), settings.env, settings.algorithm, train.seed, train.run_dir
-    )
-    with lock_run(trainer.folder):
-        kinds = (type(trainer.env), type(trainer.algorithm))
-        write_run_info(trainer.folder, settings.to_dict(), command, kinds)
-        if unsaved := trainer.save(Display("", 0, quiet=True)):
-            raise CheckpointError(unsaved)
 
 
 # ---- which tensors are the actor and the critic ----
