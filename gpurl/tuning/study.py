@@ -23,6 +23,7 @@ STUDY = "gpurl"  # the name of the one study in a storage
 JOURNALS = (".journal", ".jsonl", ".log")
 DATABASES = (".db", ".sqlite", ".sqlite3")
 SAMPLERS = ("tpe", "random")
+JOURNAL_BEGINS = b'{"op_code":0,'  # a study is made
 MAX_STORAGE_BYTES = 256 << 20
 MAX_ATTEMPTS = 3  # to begin a trial whose tuning is killed each time
 # of pruning: finished trials before the first, and the share of a training that none loses
@@ -107,11 +108,15 @@ class Tuning:
             trial = self.optuna.trial.Trial(self.study, frozen._trial_id)
             if frozen.params.keys() != space.keys():
                 self.fail(trial, "its tuning was killed before it had its settings")
-            elif frozen.user_attrs.get("attempts", 0) >= MAX_ATTEMPTS:
+            elif _whole(frozen.user_attrs.get("attempts")) >= MAX_ATTEMPTS:
                 self.fail(trial, f"its tuning was killed {MAX_ATTEMPTS} times")
             else:
                 trials.append(trial)
         return trials
+
+    def note_attempt(self, trial: Any) -> None:
+        """Count that a process begins it."""
+        trial.set_user_attr("attempts", _whole(trial.user_attrs.get("attempts")) + 1)
 
     def num_trials(self) -> int:
         """All trials, also running ones."""
@@ -153,6 +158,11 @@ class Tuning:
         evaluator = self.optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
         found = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
         return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+
+
+def _whole(value: object) -> int:
+    """A number of the storage, which may hold anything."""
+    return value if isinstance(value, int) else 0
 
 
 def _row(trial: Any) -> TrialRow:
@@ -203,15 +213,14 @@ def begin_or_continue(
                 f"{storage} holds no tuning of gpurl, but the study {names[0]!r}: choose another "
                 f"--storage"
             )
-        # without a sampler of its own `create_study` would make one of random seed
-        study = optuna.create_study(
-            storage=backend,
-            study_name=STUDY,
-            direction="maximize",
-            load_if_exists=True,
-            sampler=optuna.samplers.RandomSampler(0),
-            pruner=pruner,
-        )
+        # `ask` sets the sampler; without one Optuna would make one of a random seed
+        parts = {"sampler": optuna.samplers.RandomSampler(0), "pruner": pruner}
+        if names:
+            study = optuna.load_study(study_name=STUDY, storage=backend, **parts)
+        else:
+            study = optuna.create_study(
+                study_name=STUDY, storage=backend, direction="maximize", **parts
+            )
         saved = study.user_attrs.get("about")
     if saved is None:  # new, or killed in between
         study.set_user_attr("about", about)
@@ -269,16 +278,17 @@ def _check_file(storage: Path) -> None:
 
 def _drop_half_line(storage: Path) -> None:
     """Cut off the end of a journal that a killed process has not written to its end: the next line
-    would be added to it, and nothing after it could be read.
+    would be added to it, and nothing after it could be read. UsageError for a file that is no
+    journal, which stays as it is.
     """
     if storage.suffix not in JOURNALS:
         return
-    with edit_regular(storage) as file:
+    with _reading(storage), edit_regular(storage) as file:
         content = file.read(MAX_STORAGE_BYTES)
-        if whole := content.rfind(b"\n") + 1:
-            file.truncate(whole)
-        elif content[:1] == b"{":
-            file.truncate(0)
+        begin = content[: len(JOURNAL_BEGINS)]
+        if begin != JOURNAL_BEGINS[: len(content)]:
+            raise UsageError(f"{storage} is no journal of Optuna: choose another --storage")
+        file.truncate(content.rfind(b"\n") + 1)
 
 
 class _NoLock:

@@ -5,13 +5,13 @@ import math
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 from gpurl.checkpoints.folders import latest_checkpoint
@@ -65,10 +65,10 @@ class Training:
             # the modules come from where this process has them
             paths = [path for path in sys.path if path] + [os.getcwd()] * ("" in sys.path)
             # a session of its own: Ctrl-C is for the tuning, which passes it on
-            self.process = subprocess.Popen(  # noqa: S603 - this Python
+            self.process = Popen(  # noqa: S603 - this Python
                 [sys.executable, "-c", START, json.dumps(paths)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=PIPE,
+                stdout=PIPE,
                 stderr=output,
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
@@ -181,7 +181,7 @@ class Tuner:
                 self._end(trial, None, f"settings: {error}", error.exit_code)
             return
         for member, trial in enumerate(trials):
-            trial.set_user_attr("attempts", trial.user_attrs.get("attempts", 0) + 1)
+            self.tuning.note_attempt(trial)
             if len(trials) > 1:
                 trial.set_user_attr("member", member)
             trial.set_user_attr("run", run)
@@ -282,7 +282,9 @@ class Tuner:
             self.tuning.finish(trial, value)
             best = best_params(self.tuning.rows())
             assert best is not None
-            self.say(f"{name}: return {_said(value)}; best {_said(best.value)} of {best.number}")
+            self.say(
+                f"{name}: return {_said(value)}; best {_said(best.value)} of trial {best.number}"
+            )
         self._note_failure(reason, code)
 
     def _note_failure(self, reason: str, code: int) -> None:
@@ -344,6 +346,10 @@ def tune(plan: Plan, say: Callable[[str], object] = print) -> tuple[Tuning, int 
         tuning = begin_or_continue(plan.storage, plan.settings, plan.space, plan.prune, evaluations)
         try:
             tuner = Tuner(plan, tuning, say)
+            say(
+                f"{plan.storage}: {tuning.num_trials()} of {plan.trials} trials have begun, "
+                f"{len(tuner.waiting)} of them go on; sampled are {', '.join(plan.space)}"
+            )
             number = tuner.run()
         except (OSError, optuna.exceptions.StorageInternalError) as error:
             raise GpurlError(f"{plan.storage} cannot be written: {error}") from error
