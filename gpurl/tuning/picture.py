@@ -82,7 +82,7 @@ def _draw_history(axes: "Axes", rows: Sequence[TrialRow]) -> None:
             bbox_to_anchor=(0.0, 1.0),
             borderaxespad=0.2,
             frameon=False,
-            ncols=2,
+            ncols=4,
             fontsize=8.5,
         )
     else:

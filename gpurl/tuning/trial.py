@@ -7,6 +7,7 @@ Messages are lines of JSON: the job comes on standard input, reports go to stand
 import json
 import os
 import select
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ SECONDS_TO_END = 120.0
 
 def main() -> int:
     """Train as the job on standard input says; returns the exit code."""
-    # what libraries print is no message
+    # what is printed is no message: it goes into the trial's log
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     job = json.loads(sys.stdin.readline())
@@ -52,7 +53,7 @@ def train(job: Mapping[str, Any], answers: IO[str], reports: IO[str]) -> dict[st
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}", "code": 1}
-    if finished.outcome.signal_number is not None or reporter.is_alone:
+    if finished.outcome.signal_number is not None:
         return {"stopped": True}
     return {"returns": returns_of(finished.outcome.evaluation, settings.train.population)}
 
@@ -93,20 +94,24 @@ class Reporter(Callback):
     def after_iteration(self, run: RunView, metrics: object) -> None:
         # unasked, only the end of the pipe can be there
         if self._poll.poll(0):
-            self._end_alone(run)
+            self._end_alone()
 
     def after_evaluation(self, run: RunView, values: dict[str, float]) -> None:
         message = {"steps": run.steps, "returns": returns_of(values, self.population)}
         is_last = run.steps >= self.total_steps
         if not send(self.reports, message | {"asks": not is_last}):
-            self._end_alone(run)
+            self._end_alone()
         elif not is_last:
             answer = self.answers.readline().strip()
             if answer == STOP:
                 run.stop("pruned")
             elif answer != GO_ON:
-                self._end_alone(run)
+                self._end_alone()
 
-    def _end_alone(self, run: RunView) -> None:
-        self.is_alone = True
-        run.stop("its tuning has ended")
+    def _end_alone(self) -> None:
+        """Save and end as by a signal, without an evaluation: the next tuning goes on from here. A
+        second signal would end the process at once.
+        """
+        if not self.is_alone:
+            self.is_alone = True
+            signal.raise_signal(signal.SIGTERM)

@@ -204,7 +204,6 @@ class Tuner:
         train = replace(
             plan.settings.train,
             population=len(trials),
-            quiet=True,
             run_dir=None,
             root=str(self.tuning.folder),
             threads=plan.settings.train.threads or 1,
