@@ -190,6 +190,9 @@ def test_scripts_run(page: str, code: str, folder: Path) -> None:
 def test_command_lines_are_understood(folder: Path) -> None:
     """Each line of the pages becomes settings; nothing is trained."""
     (folder / "my.yaml").write_text("num_envs: 8\n")
+    for tuning in (folder / "runs/pendulum/ppo/tuning", folder / "pendulum"):
+        tuning.mkdir(parents=True)
+        (tuning / "best.yaml").write_text("algorithm: ppo\nenv: pendulum\n")
     small = {"num_envs": 4, "horizon": 8, "minibatches": 2, "total_steps": 64}
     gpurl.train("ppo", "chasing", run_dir="RUN", eval_episodes=0, quiet=True, **small)
     assert len(COMMAND_LINES) > 30
