@@ -22,7 +22,6 @@ from gpurl.tuning.space import Space
 STUDY = "gpurl"  # the name of the one study in a storage
 JOURNALS = (".journal", ".jsonl", ".log")
 DATABASES = (".db", ".sqlite", ".sqlite3")
-SAMPLERS = ("tpe", "random")
 JOURNAL_BEGINS = b'{"op_code":0,'  # a study is made
 MAX_STORAGE_BYTES = 256 << 20
 MAX_ATTEMPTS = 3  # to begin a trial whose tuning is killed each time
@@ -156,7 +155,8 @@ class Tuning:
         # good are a tenth of the trials, and at least five
         share = max(0.1, 5 / len(values))
         evaluator = self.optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
-        found = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
+        with _reading(self.storage):
+            found = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
         return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 

@@ -78,9 +78,10 @@ class Training:
 
     def _receive(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with suppress(ValueError):
-                self._messages.put((self, json.loads(line)))
+        with self.process.stdout as lines:
+            for line in lines:
+                with suppress(ValueError):
+                    self._messages.put((self, json.loads(line)))
         self._messages.put((self, None))
 
     def send(self, text: str) -> None:
