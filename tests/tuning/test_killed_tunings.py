@@ -34,6 +34,15 @@ def result(storage: Path) -> list[Any]:
     return [(row.number, row.state, row.value, row.run, row.params) for row in rows]
 
 
+def iterations_saved(folder: Path) -> int:
+    """Of all trials of a tuning."""
+    steps: dict[Path, int] = {}
+    for each in folder.glob("trial_*/checkpoints/step_*"):
+        run = each.parent.parent
+        steps[run] = max(steps.get(run, 0), int(each.name.removeprefix("step_")))
+    return sum(steps.values()) // (NUM_ENVS * HORIZON)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(max(300, 30 * KILLS))
 @pytest.mark.parametrize(
@@ -50,13 +59,14 @@ def test_a_tuning_that_is_killed_ends_as_one_that_is_not(ending: str, tmp_path: 
         return [*WORDS, *own]
 
     with Forks(*MODULES) as forks:
-        began = time.monotonic()
         assert forks.run(output, words=words(whole), before=BEFORE) == 0, output.read_text()
-        seconds = time.monotonic() - began
         codes = []
         for number in range(KILLS):
             process = forks.start(output, words=words(broken), before=BEFORE)
-            time.sleep(rng.uniform(0.2, 0.7) * seconds)
+            # anywhere after so many of its iterations; the tuning may have ended until then
+            share = (number + rng.random()) / (KILLS + 1)
+            while iterations_saved(tmp_path / "broken") < share * TRIALS * ITERATIONS:
+                time.sleep(0.002)
             sent = signal.SIGINT if number % 3 == 2 else signal.SIGKILL
             os.kill(process, sent)
             codes.append(forks.wait(process))
