@@ -40,16 +40,20 @@ def play(
     stop_signal: int = signal.SIGTERM,
     environment: dict[str, str] | None = None,
     python_path: str | None = None,
+    before: str | None = None,
     **settings: Any,
 ) -> int:
     """What `gpurl WORDS` ends with, or 0 after gpurl.train(**settings), gpurl.resume(**settings); a
     signal comes after so many iterations.
 
     Without words nothing is parsed, which takes as long as such a run. environment: variables that
-    the process gets. python_path: a folder of modules.
+    the process gets. python_path: a folder of modules. before: `module:function` to call first.
     """
     if python_path is not None:
         sys.path.insert(0, python_path)
+    if before is not None:
+        module, _, function = before.partition(":")
+        getattr(importlib.import_module(module), function)()
     os.environ.update(environment or {})
     if stop_after is not None:
         iterate, left = Trainer.iterate, iter(range(stop_after - 1, -1, -1))
@@ -74,12 +78,15 @@ def play(
 
 class Forks:
     """A context manager; `start` gives a process that does what `play` does, `wait` its exit code,
-    -9 where it was killed.
+    -9 where it was killed. modules: imported before, beside what a training needs.
     """
+
+    def __init__(self, *modules: str) -> None:
+        self.modules = modules
 
     def __enter__(self) -> "Forks":
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "tests.forked_runs"]
+        command = [sys.executable, "-m", "tests.forked_runs", *self.modules]
         self._server = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -119,6 +126,8 @@ def serve() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     for name in algorithm_names():
         resolve_algorithm(name)
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     importlib.import_module(
         "torch.fx.experimental.symbolic_shapes"
     )  # as autograd does at its first use, for more than a second

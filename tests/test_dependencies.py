@@ -45,6 +45,7 @@ TOOLS = {
     "onnx",
     "onnxruntime",
     "onnxscript",
+    "optuna",
     "pytest",
     "pytest-timeout",
     "pytest-xdist",

@@ -17,7 +17,7 @@ import pytest
 
 import gpurl
 from gpurl.cli.main import COMMANDS, main
-from gpurl.cli.settings import parse_config, parse_convert, parse_profile, parse_train
+from gpurl.cli.settings import parse_config, parse_convert, parse_profile, parse_train, parse_tune
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -190,6 +190,9 @@ def test_scripts_run(page: str, code: str, folder: Path) -> None:
 def test_command_lines_are_understood(folder: Path) -> None:
     """Each line of the pages becomes settings; nothing is trained."""
     (folder / "my.yaml").write_text("num_envs: 8\n")
+    for tuning in (folder / "runs/pendulum/ppo/tuning", folder / "pendulum"):
+        tuning.mkdir(parents=True)
+        (tuning / "best.yaml").write_text("algorithm: ppo\nenv: pendulum\n")
     small = {"num_envs": 4, "horizon": 8, "minibatches": 2, "total_steps": 64}
     gpurl.train("ppo", "chasing", run_dir="RUN", eval_episodes=0, quiet=True, **small)
     assert len(COMMAND_LINES) > 30
@@ -199,6 +202,8 @@ def test_command_lines_are_understood(folder: Path) -> None:
         if command == "train":
             settings, _ = parse_train(words)
             assert settings.train.num_envs > 0, line
+        elif command == "tune":
+            parse_tune(words)
         elif command == "config":
             parse_config(list(itertools.takewhile(lambda word: word != ">", words)))
         elif command == "profile":

@@ -83,6 +83,7 @@ def as_results(folder: Path, content: bytes, run: Path) -> Words:
 
 
 SMALL = ("num_envs=4", "horizon=2", "total_steps=8", "eval_episodes=0", "device=cpu")
+EVALUATED = (*SMALL[:3], "eval_episodes=1", "device=cpu")
 PLACES: dict[str, tuple[Callable[[Path, bytes, Path], Words], set[int]]] = {
     "--config": (as_file("x.yaml", "train", "ppo", "pendulum", "--config", "FILE", *SMALL), {2}),
     "--dataset .npz": (
@@ -117,6 +118,17 @@ PLACES: dict[str, tuple[Callable[[Path, bytes, Path], Words], set[int]]] = {
     "convert .pt": (as_file("x.pt", "convert", "FILE"), {5}),
     "convert .zip": (as_file("x.zip", "convert", "FILE"), {5}),
     "convert .safetensors": (as_file("x.safetensors", "convert", "FILE"), {5}),
+    "--space": (as_file("x.yaml", "tune", "ppo", "pendulum", "--space", "FILE", *EVALUATED), {2}),
+    "journal of tune": (
+        as_file("x.journal", "tune", "ppo", "pendulum", "--storage", "FILE", *EVALUATED),
+        {2},
+    ),
+    "journal of tune --show": (as_file("x.journal", "tune", "--show", "FILE"), {2}),
+    "SQLite of tune": (
+        as_file("x.db", "tune", "ppo", "pendulum", "--storage", "FILE", *EVALUATED),
+        {2},
+    ),
+    "SQLite of tune --show": (as_file("x.db", "tune", "--show", "FILE"), {2}),
     "MJCF": (
         as_file("x.xml", "train", "ppo", "inverted_pendulum", "--env.xml-file", "FILE", *SMALL),
         {2},

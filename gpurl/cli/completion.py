@@ -11,13 +11,20 @@ import tyro
 from gpurl.algorithms import algorithm_names, config_class, resolve_algorithm
 from gpurl.checks import choices_of
 from gpurl.cli.env_options import options_class
-from gpurl.cli.settings import ConfigOptions, ConvertOptions, ProfileOptions, TrainOptions
+from gpurl.cli.settings import (
+    ConfigOptions,
+    ConvertOptions,
+    ProfileOptions,
+    TrainOptions,
+    TuneOptions,
+)
 from gpurl.envs.registry import env_names
 from gpurl.errors import UsageError
 from gpurl.run.settings import TrainConfig
 
 OPTIONS = {
     "train": TrainOptions,
+    "tune": TuneOptions,
     "config": ConfigOptions,
     "profile": ProfileOptions,
     "convert": ConvertOptions,
@@ -67,7 +74,7 @@ def completion_words(commands: Mapping[str, object]) -> Words:
     for name, function in commands.items():
         if name not in OPTIONS and name != "bench":
             flags[f"command:{name}"] = (*_parameters(function), "--help")
-    choices = _choices(TrainConfig)
+    choices = _choices(TrainConfig) | _choices(TuneOptions)
     for function in commands.values():
         for name, hint in typing.get_type_hints(function).items():
             if typing.get_origin(hint) is typing.Literal:

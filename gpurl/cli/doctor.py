@@ -33,6 +33,7 @@ EXTRAS = {
     "video": (("PIL", "imageio_ffmpeg"), "gpurl play RUN --video out.mp4"),
     "viewer": (("mjviser", "viser"), "gpurl play RUN --viewer"),
     "plot": (("scipy",), "intervals over seeds"),
+    "tune": (("optuna",), "gpurl tune ALGORITHM ENV"),
     "gpu": (("pynvml",), "memory and use of a GPU in the log"),
     "wandb": (("wandb",), "--track wandb"),
     "trackio": (("trackio",), "--track trackio"),

@@ -31,6 +31,9 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train ... --seeds 5                     one run for each seed, and their mean
   gpurl train ... --processes 4                 one agent on four GPUs
   gpurl train ... --population 5                five agents at once in one run
+  gpurl tune ALGORITHM ENV [--trials 30]        search for good settings (needs Optuna)
+        [--space FILE] [--storage FILE] [--jobs 1] [settings]
+  gpurl tune --show STORAGE                     list the trials of a search
   gpurl config ALGORITHM ENV [settings]         print all settings, explained, for --config
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
@@ -206,6 +209,19 @@ def _exit_code(finished: "Run") -> int:
     if finished.outcome.signal_number:
         return 128 + finished.outcome.signal_number
     return CheckpointError.exit_code if finished.outcome.unsaved else 0
+
+
+def tune(words: list[str]) -> int:
+    """Search for settings by Optuna, print the trials."""
+    from gpurl.cli.settings import parse_tune
+
+    settings, options = parse_tune(words)
+    from gpurl.cli.tune import run_tuning, show
+
+    if settings is None:
+        assert options.show is not None
+        return show(options.show)
+    return run_tuning(settings, options, words)
 
 
 def config(words: list[str]) -> int:
@@ -593,6 +609,7 @@ def completion(shell: str = "", /) -> int:
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
+    "tune": tune,
     "config": config,
     "eval": evaluate,
     "play": play,
@@ -610,8 +627,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "completion": completion,
 }
 SILENT = {"-h", "--help", "--help-all", "--quiet", "quiet=true"}
-TAKE_NAMES = {"train", "config", "profile"}  # an algorithm and an environment
-PARSE_THEMSELVES = {"train", "config", "profile", "convert", "bench"}
+TAKE_NAMES = {"train", "tune", "config", "profile"}  # an algorithm and an environment
+PARSE_THEMSELVES = {"train", "tune", "config", "profile", "convert", "bench"}
 
 if __name__ == "__main__":
     sys.exit(main())

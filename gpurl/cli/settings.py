@@ -1,5 +1,5 @@
-"""Turns the words behind `gpurl train`, `gpurl profile` and `gpurl convert` into settings, by tyro
-and a dataclass of everything that can be set.
+"""Turns the words behind `gpurl train`, `gpurl tune`, `gpurl profile` and `gpurl convert` into
+settings, by tyro and a dataclass of everything that can be set.
 """
 
 import dataclasses
@@ -9,12 +9,12 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from gpurl.checks import MAX_INTEGER
+from gpurl.checks import MAX_INTEGER, Choices, check_choices
 from gpurl.cli.env_options import members_class, options_class, ranges_class
 from gpurl.cli.names_page import HELP, names_page
 from gpurl.discovery import algorithm_names
@@ -92,6 +92,39 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
+class TuneOptions:
+    """What `gpurl tune` takes beside the settings, which are the same in all trials where the space
+    has nothing else.
+    """
+
+    choices: ClassVar[Choices] = {"sampler": ("tpe", "random")}
+
+    config: Path | None = None
+    """YAML file with settings; flags win over it."""
+    trials: int = 30
+    """Trials in all, with those that the storage has already."""
+    space: Path | None = None
+    """YAML file of ranges, as learning_rate: {low: 1e-5, high: 1e-2, log: true}; by default usual
+    ranges of the algorithm's settings.
+    """
+    storage: Path | None = None
+    """FILE.journal or FILE.db (SQLite) of the trials, whose runs go into the folder FILE; by
+    default ROOT/env/algorithm/tuning.journal. If it is there, its tuning goes on.
+    """
+    jobs: int = 1
+    """Trainings at a time, each in a process with one thread, unless threads is set."""
+    prune: bool = True
+    """End trials that are worse than the median of the others at the same step."""
+    sampler: str = "tpe"
+    """How Optuna chooses: tpe (tree-structured Parzen estimator) or random."""
+    show: Path | None = None
+    """Print the trials of this storage, train nothing; no ALGORITHM and ENV then."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+
+
+@dataclass(frozen=True)
 class ConvertOptions:
     """Convert the weights of another trainer: to a safetensors file, or to a run. Settings of the
     run are those of `gpurl train`.
@@ -153,6 +186,16 @@ def parse_profile(words: list[str]) -> tuple[Settings, ProfileOptions]:
     """The settings of a run, and the options of `gpurl profile`."""
     options, words = _split_options(ProfileOptions, words, "profile")
     return _parse_settings(words, options.config, None, "profile", options), options
+
+
+def parse_tune(words: list[str]) -> tuple[Settings | None, TuneOptions]:
+    """What the trials of a tuning have in common, None with --show; and the options."""
+    options, rest = _split_options(TuneOptions, words, "tune")
+    if options.show is not None:
+        if rest:
+            raise UsageError(f"--show prints a storage and takes no settings, got {' '.join(rest)}")
+        return None, options
+    return _parse_settings(rest, options.config, None, "tune", options), options
 
 
 def parse_convert(words: list[str]) -> tuple[ConvertOptions, Settings | None]:

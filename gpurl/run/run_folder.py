@@ -51,7 +51,7 @@ def create_run_folder(
     try:
         if name is not None:
             return _chosen_folder(absolute(name))
-        parent = absolute(root) / _safe_name(env) / _safe_name(algorithm)
+        parent = absolute(root) / safe_name(env) / safe_name(algorithm)
         parent.mkdir(parents=True, exist_ok=True)
         return _first_free(parent, f"{time.strftime('%Y%m%d-%H%M%S')}_{seed}")
     except (OSError, ValueError) as error:
@@ -105,7 +105,7 @@ def run_of(path: Path) -> Path:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def _safe_name(name: str) -> str:
+def safe_name(name: str) -> str:
     """`name` as one folder name: "gymnasium_cpu:Pendulum-v1" becomes "gymnasium_cpu_Pendulum-v1",
     "../x" becomes "x".
     """
@@ -167,22 +167,25 @@ def _write(folder: Path, name: str, content: bytes) -> None:
 
 
 @contextmanager
-def lock_run(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path, name: str = "run", seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """A `with` block that locks the run folder, at most until the process ends; CheckpointError if
-    another process trains in it.
+    another process trains in it for `seconds` more.
+
+    name: of the lock; "tuning" is that of a folder of trials.
     """
-    lock = FileLock(folder / "run.lock", thread_local=False)
-    holder = folder / "run.pid"
+    lock = FileLock(folder / f"{name}.lock", thread_local=False)
+    holder = folder / f"{name}.pid"
     try:
-        lock.acquire(timeout=LOCK_SECONDS)
+        lock.acquire(timeout=seconds)
         write_regular(holder, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     except Timeout as error:
         raise CheckpointError(
-            f"{folder} is in use by {_holder(holder)}: wait for it, stop it, or start another run"
+            f"{folder} is in use by {_holder(holder)}: wait for it, stop it, or start another "
+            f"{name}"
         ) from error
     except OSError as error:
         lock.release()
-        raise CheckpointError(f"cannot lock the run folder {folder}: {error}") from error
+        raise CheckpointError(f"cannot lock the {name} folder {folder}: {error}") from error
     try:
         yield
     finally:

@@ -384,7 +384,7 @@ def _check_env_options(env: str, options: object) -> dict[str, Any]:
     for name, value in options.items():
         if isinstance(value, list) and typing.get_origin(hints.get(name)) is tuple:
             value = tuple(value)  # YAML has no tuples
-        checked[name] = _check_type(f"env option {name}", value, hints.get(name, object))
+        checked[name] = check_type(f"env option {name}", value, hints.get(name, object))
         if (kind := _unwritable_type(checked[name])) is not None:
             raise UsageError(
                 f"env option {name} holds a {kind}; options are saved with the run, so they must "
@@ -429,7 +429,7 @@ def build(
     arguments = {}
     for name, value in values.items():
         if name not in fields:
-            raise UsageError(_unknown_setting(name, {*fields, *known}))
+            raise UsageError(unknown_setting(name, {*fields, *known}))
         hint = hints[name]
         # a nested dataclass: the values override those that the field starts with
         if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
@@ -442,7 +442,7 @@ def build(
                 raise UsageError(f"{name}: {error}") from None
         elif isinstance(value, list):
             value = tuple(value)
-        arguments[name] = _check_type(name, value, hint)
+        arguments[name] = check_type(name, value, hint)
     make: Callable[..., Config] = kind
     if is_final:
         return make(**arguments)
@@ -453,7 +453,7 @@ def build(
     return config
 
 
-def _check_type(name: str, value: object, hint: object) -> object:
+def check_type(name: str, value: object, hint: object) -> object:
     """`value` if it is of the type `hint`; a whole float passes for an int, an int for a float, a
     number for a string.
     """
@@ -507,7 +507,7 @@ def _describe_type(hint: object) -> str:
     return "None" if hint is NoneType else str(getattr(hint, "__name__", hint))
 
 
-def _unknown_setting(name: str, known: set[str]) -> str:
+def unknown_setting(name: str, known: set[str]) -> str:
     is_elsewhere = here(name).partition(".")[0] in known
     hint = f"here it is {here(name)}. " if is_elsewhere else did_you_mean(name, known)
     # all names only where none of them is meant

@@ -26,6 +26,7 @@ FOLDERS = (
             "run",
             "video",
             "run/trackers",
+            "tuning",
             "cli",
             "cli/convert",
             "export",

@@ -1,0 +1,1 @@
+"""Hyper-parameter search by Optuna: trials are runs, in processes or as members of populations."""

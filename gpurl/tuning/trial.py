@@ -1,0 +1,117 @@
+"""The process of one training of a tuning: one trial, or a population of them. It reports each
+evaluation and is told whether to go on; when the tuning is gone it saves and ends.
+
+Messages are lines of JSON: the job comes on standard input, reports go to standard output.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from gpurl.api import run
+from gpurl.checkpoints.folders import latest_checkpoint
+from gpurl.errors import GpurlError
+from gpurl.run.callbacks import Callback, RunView
+from gpurl.run.run_folder import lock_run
+from gpurl.run.settings import make_settings
+
+GO_ON, STOP = "go on", "stop"
+# a training whose tuning was killed notices after its iteration, and saves
+SECONDS_TO_END = 120.0
+
+
+def main() -> int:
+    """Train as the job on standard input says; returns the exit code."""
+    # what is printed is no message: it goes into the trial's log
+    reports = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    job = json.loads(sys.stdin.readline())
+    outcome = train(job, sys.stdin, reports)
+    send(reports, outcome)
+    return int(outcome.get("code", 0))
+
+
+def train(job: Mapping[str, Any], answers: IO[str], reports: IO[str]) -> dict[str, Any]:
+    """{"returns": of each trial}, {"stopped": true} or {"error": text, "code": exit code}."""
+    folder = Path(job["run_dir"])
+    try:
+        settings = make_settings(**job["settings"], run_dir=job["run_dir"])
+        reporter = Reporter(settings.train.population, settings.train.total_steps, answers, reports)
+        if folder.is_dir():
+            with lock_run(folder, seconds=SECONDS_TO_END):  # by the last process of this trial
+                pass
+        resumed = folder if latest_checkpoint(folder) is not None else None
+        finished = run(settings, resumed, job["command"], callbacks=[reporter])
+    except GpurlError as error:
+        return {"error": str(error), "code": error.exit_code}
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}", "code": 1}
+    if finished.outcome.signal_number is not None:
+        return {"stopped": True}
+    return {"returns": returns_of(finished.outcome.evaluation, settings.train.population)}
+
+
+def send(reports: IO[str], message: Mapping[str, Any]) -> bool:
+    """False where nobody reads any more."""
+    try:
+        reports.write(f"{json.dumps(message)}\n")
+        reports.flush()
+    except OSError:
+        return False
+    return True
+
+
+def returns_of(values: Mapping[str, float], population: int) -> list[float | None]:
+    """The evaluated return of each member, None for a lost one; of an evaluation as it is
+    logged.
+    """
+    if population == 1:
+        return [values.get("eval/mean_reward")]
+    return [values.get(f"members/{k}/eval_reward") for k in range(population)]
+
+
+class Reporter(Callback):
+    """Sends evaluations to the tuning and ends the run if it says so, or is gone."""
+
+    def __init__(
+        self, population: int, total_steps: int, answers: IO[str], reports: IO[str]
+    ) -> None:
+        self.population = population
+        self.total_steps = total_steps
+        self.answers = answers
+        self.reports = reports
+        self.is_alone = False
+        self._poll = select.poll()
+        self._poll.register(answers, select.POLLIN | select.POLLHUP)
+
+    def after_iteration(self, run: RunView, metrics: object) -> None:
+        # unasked, only the end of the pipe can be there
+        if self._poll.poll(0):
+            self._end_alone()
+
+    def after_evaluation(self, run: RunView, values: dict[str, float]) -> None:
+        message = {"steps": run.steps, "returns": returns_of(values, self.population)}
+        is_last = run.steps >= self.total_steps
+        if not send(self.reports, message | {"asks": not is_last}):
+            self._end_alone()
+        elif not is_last:
+            answer = self.answers.readline().strip()
+            if answer == STOP:
+                run.stop("pruned")
+            elif answer != GO_ON:
+                self._end_alone()
+
+    def _end_alone(self) -> None:
+        """Save and end as by a signal, without an evaluation: the next tuning goes on from here. A
+        second signal would end the process at once.
+        """
+        if not self.is_alone:
+            self.is_alone = True
+            signal.raise_signal(signal.SIGTERM)
