@@ -2,7 +2,6 @@
 those of their formulas.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from gpurl.kernels import c_library
 from gpurl.kernels.prioritized import prioritized_draw
 from gpurl.kernels.random import CounterRandom, RandomStreams
 from gpurl.kernels.replay import BROKEN, TRUNCATED, replay_sample
-from gpurl.memory import available_bytes
 
 ENVS = 4
 COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,), "extra": ()}
@@ -315,41 +313,6 @@ def test_a_replay_of_other_observations_or_types_is_not_loaded() -> None:
             match=r"the saved replay is of another environment or size: its (obs|flags|numbers) is",
         ):
             uniform().load_state_dict(saved(other))
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [("max", 2**20 * 1024), ("1000", 1000 - 700 + 50), ("600", 0), (str(2**40), 2**20 * 1024)],
-)
-def test_free_memory_is_the_machines_or_what_the_container_leaves(
-    limit: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in (
-        ("memory.max", limit),
-        ("memory.current", "700"),
-        ("memory.stat", "anon 3\ninactive_file 50"),
-    ):
-        (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr("gpurl.memory.CGROUP", tmp_path)
-    real = Path.read_text
-    monkeypatch.setattr(
-        Path,
-        "read_text",
-        lambda path: "MemAvailable: 1048576 kB" if path.name == "meminfo" else real(path),
-    )
-    assert available_bytes(torch.device("cpu")) == expected
-
-
-def test_free_memory_of_a_gpu_is_that_of_the_driver_and_of_the_allocator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in (
-        ("memory_reserved", 100),
-        ("memory_allocated", 70),
-        ("mem_get_info", (1000, 2000)),
-    ):
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert available_bytes(torch.device("cuda")) == 1000 + 100 - 70
 
 
 def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:
