@@ -20,8 +20,6 @@ FILES_2 = ("memory.max", "memory.current", "inactive_file")
 
 def available_bytes(device: torch.device) -> int | None:
     """Bytes that can still be allocated on `device`; None if the system does not say."""
-    if device.type == "meta":  # tensors without memory
-        return None
     if device.type == "cuda":
         reserved_but_free = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved_but_free

@@ -88,10 +88,6 @@ def test_groups_of_version_1_have_limits(
     assert available_bytes(CPU) == expected
 
 
-def test_tensors_without_memory_have_no_limit() -> None:
-    assert available_bytes(torch.device("meta")) is None
-
-
 def test_free_memory_of_a_gpu_is_that_of_the_driver_and_of_the_allocator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

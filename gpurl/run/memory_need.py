@@ -40,20 +40,17 @@ def check_memory(settings: Settings, device: torch.device, env: VecEnv | None = 
     its environments if they exist, else they are counted.
     """
     free = available_bytes(device)
-    if free is None:
-        return
-    # whether a look at the settings is enough
     is_to_come = env is None
     env = make_env(settings.env, 1, **settings.env_options) if env is None else env
-    if attribute_problems(env):
+    if free is None or attribute_problems(env):
         return
+    # whether a look at the settings is enough
     obs = step_specs(env)["obs"]
     obs_bytes = math.prod(obs.shape[1:]) * obs.dtype.itemsize
     config, population = settings.algorithm_config, settings.train.population
     num_envs, replay_size = settings.train.num_envs, getattr(config, "replay_size", 0)
     rows = (config.horizon + 2) * num_envs * population + replay_size
-    layers = sum(4 * len(hidden) * max(hidden) ** 2 for hidden in _hidden(config))
-    if MOST_TIMES * (rows * obs_bytes + layers) <= free:
+    if MOST_TIMES * (rows * obs_bytes + _bytes_of_layers(config)) <= free:
         return
 
     # the sum
@@ -66,9 +63,7 @@ def check_memory(settings: Settings, device: torch.device, env: VecEnv | None = 
     def needed(num_envs: int, replay_size: int) -> float:
         try:
             of_agent = _peak_of_agent(settings, env, num_envs, replay_size, device)
-        except (
-            Exception
-        ):  # it reads numbers, which tensors without memory lack, or is refused later
+        except Exception:  # it reads numbers, which these tensors lack, or is refused later
             of_agent = obs_bytes * ((config.horizon + 2) * num_envs + replay_size)
         return LIBRARIES + GAPS * population * (num_envs * bytes_per_env + of_agent)
 
@@ -101,15 +96,15 @@ def _largest(needed: Callable[[int], float], now: int, step: int, free: int) -> 
     return now
 
 
-def _hidden(config: object) -> list[list[int]]:
-    """The widths of the layers that a config and those in it name."""
-    lists = []
+def _bytes_of_layers(config: object) -> int:
+    """About what the hidden layers take that a config and those in it name."""
+    total = 0
     for value in vars(config).values():
         if dataclasses.is_dataclass(value):
-            lists += _hidden(value)
+            total += _bytes_of_layers(value)
         elif isinstance(value, list | tuple) and value and all(type(n) is int for n in value):
-            lists.append(list(value))
-    return lists
+            total += 4 * len(value) * max(value) ** 2
+    return total
 
 
 def _peak_of_envs(settings: Settings, num_envs: int) -> int:

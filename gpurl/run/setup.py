@@ -60,6 +60,7 @@ def make_trainer(
         if not isinstance(env, TorchEnv):
             raise UsageError(f"compile needs a TorchEnv; {settings.env} is not one")
         env.compile()
+    check_memory(settings, device, env)
     # the algorithm; a student's rows hold privileged observations if a teacher reads them
     teachers = load_teachers(settings.algorithm_config, config.num_envs, device)
     space = env.single_observation_space
@@ -198,9 +199,7 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
     """The training environments of a rank with these settings; UsageError if they do not fit into
     memory.
     """
-    # another kind may start a process, and exists before it is known
-    is_torch_env = issubclass(resolve_env(settings.env)[0], TorchEnv)
-    if is_torch_env:
+    if issubclass(resolve_env(settings.env)[0], TorchEnv):  # another kind may start a process
         check_memory(settings, device)
     config = settings.train
     num_envs = config.num_envs * config.population
@@ -211,8 +210,6 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
     if problems := attribute_problems(env):
         env.close()
         raise EnvError("; ".join(problems))
-    if not is_torch_env:
-        check_memory(settings, device, env)
     return env
 
 

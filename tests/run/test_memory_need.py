@@ -16,6 +16,7 @@ from gpurl.memory import LiveBytes
 from gpurl.run import memory_need
 from gpurl.run.memory_need import check_memory
 from gpurl.run.settings import Settings, make_settings
+from gpurl.run.setup import make_trainer
 from tests.small_runs import small_settings
 
 CPU = torch.device("cpu")
@@ -153,3 +154,13 @@ def test_a_run_of_nine_tenths_of_the_number_named_fits(engine: str, tmp_path: Pa
     named, steps, took = json.loads(done.stdout.splitlines()[-1])
     assert steps == 8 * (int(0.9 * named) // 4 * 4)
     assert free / 4 < took < free, f"{took / MIB:.0f} MiB for {0.9 * named:.0f} environments"
+
+
+def test_environments_that_exist_are_counted_by_what_they_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_need, "available_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr(memory_need, "_peak_of_envs", None)  # not made again
+    settings = make_settings("ppo", "pendulum", num_envs=64, network={"hidden": [8000, 8000]})
+    with pytest.raises(UsageError, match="64 environments of pendulum and ppo take"):
+        make_trainer(settings, CPU, env=make_env("pendulum", 64))
