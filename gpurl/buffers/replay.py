@@ -23,11 +23,9 @@ from gpurl.kernels.replay import (
     replay_sample,
     ring_bytes,
 )
-from gpurl.memory import available_bytes, in_gib
 
 COLUMNS = ("obs", "numbers", "flags", "slot")  # of a step: [T, N, ...]
 State = dict[str, Any]  # tensors, and nested states, for a checkpoint
-MEMORY_FRACTION = 0.9  # of the free memory, for the replay_size that an error suggests
 
 
 class Replay:
@@ -38,7 +36,6 @@ class Replay:
     are stored as uint8. final_obs_fraction: number of stored final observations, as a fraction of
     all transitions; if episodes end more often, the oldest truncated ends are not learned from.
     frames: obs_shape is that of so many stacked frames, of which each is stored once.
-    UsageError if the device has too little free memory.
     """
 
     extra_bytes: ClassVar[int] = 0  # per transition, that a subclass needs besides the ring
@@ -62,14 +59,11 @@ class Replay:
         self.num_rows = -(-size // num_envs)
         self.rows = PackedRows({name: torch.empty(1, 1, *shape) for name, shape in columns.items()})
         assert self.rows.places["reward"] == 0, "the ring takes the first column for the reward"
-        # memory is checked before it is taken
         kind = obs_dtype if obs_dtype == torch.uint8 else getattr(torch, storage)
         self.final_obs_fraction = final_obs_fraction
         num_final = self.num_final(num_envs)
         shape = num_envs, math.prod(obs_shape) // frames, self.rows.width, num_final, kind
         self.bytes = ring_bytes(self.num_rows, *shape) + self.extra_bytes * self.num_rows * num_envs
-        self._check_memory(storage if kind != torch.uint8 else "uint8")
-        # the memory
         self.ring = new_ring(self.num_rows, *shape, device)
         self.random = CounterRandom(seed, 1, device)
         self._reused: dict[int, Batch] = {}
@@ -77,21 +71,6 @@ class Replay:
     def num_final(self, num_envs: int) -> int:
         """Final observations that a buffer of so many environments stores."""
         return max(math.ceil(self.final_obs_fraction * self.num_rows * num_envs), 1)
-
-    def _check_memory(self, storage: str) -> None:
-        """UsageError before the device runs out of memory."""
-        free = available_bytes(self.device)
-        if free is None or self.bytes <= free:
-            return
-        size = self.num_rows * self.num_envs
-        max_size = int(size * MEMORY_FRACTION * free / self.bytes)
-        advice = f"replay_size {max_size:,} would fit"
-        if storage == "float32":
-            advice += ", storage bfloat16 takes half as much for observations"
-        raise UsageError(
-            f"a replay of {size:,} transitions takes {in_gib(self.bytes)} on {self.device}, where "
-            f"{in_gib(free)} are free: {advice}"
-        )
 
     def add(self, columns: dict[str, Tensor]) -> None:
         """Add h steps over the oldest ones. columns: name -> [h, N, ...] for the columns of the

@@ -46,7 +46,10 @@ def overridden(algorithm: Algorithm, base: type[Algorithm], allowed: Collection[
 
 
 def machine_obstacle(algorithm: Algorithm) -> str:
-    """C computes on a CPU, and steps plain optimisers."""
+    """C computes on a CPU, and steps plain optimisers. Tensors without memory stand for a CPU's."""
+    if algorithm.device.type == "meta":
+        library = c_library.load()
+        return library.why if library.functions is None else optimizer_obstacle(algorithm)
     if not host_sync_is_free(algorithm.device):
         return f"it computes on a CPU, not on {algorithm.device}"
     if not all(use_c(optimizer.flat) for optimizer in algorithm.optimizers.values()):

@@ -64,9 +64,9 @@ def fastest_threads(
     return min(counts, key=lambda threads: seconds[threads] * MIN_SPEEDUP ** counts.index(threads))
 
 
-def refuse_fork(threads: int) -> None:
-    """Note that this process trains with so many threads. UsageError in a fork of one that has: it
-    lacks OpenMP's threads, and would wait for them forever.
+def refuse_fork(threads: int, trains: bool = True) -> None:
+    """UsageError in a fork of a process that has trained with several threads, unless it uses one:
+    it lacks OpenMP's threads, and would wait for them forever. trains: this process does from now.
     """
     global _process_with_threads
     if threads == 1:
@@ -77,4 +77,5 @@ def refuse_fork(threads: int) -> None:
             f"lacks: start it by multiprocessing.get_context('spawn'), or call "
             f"torch.set_num_threads(1) in it first"
         )
-    _process_with_threads = os.getpid()
+    if trains:
+        _process_with_threads = os.getpid()

@@ -14,6 +14,7 @@ from gpurl.checkpoints.folders import Manifest, check_exists, load_checkpoint
 from gpurl.checkpoints.run_parts import Parts
 from gpurl.checkpoints.spaces import space_from_dict
 from gpurl.checkpoints.state_files import State
+from gpurl.engine.threads import refuse_fork
 from gpurl.errors import CheckpointError
 from gpurl.run.init_from import take_parts
 from gpurl.run.members import choose_member, member_configs
@@ -38,8 +39,9 @@ def load_algorithm(
     member: int | None = None,
 ) -> Loaded:
     """From a checkpoint folder, or from the best checkpoint of a run folder (best=False: the
-    latest). member: of a population, by default the best one.
+    latest). member: of a population, by default the best one. UsageError in a fork that would hang.
     """
+    refuse_fork(torch.get_num_threads(), trains=False)
     parts, manifest = load_checkpoint(Path(path), device, best=best)
     return _loaded(path, parts, manifest, device, num_envs, member)
 

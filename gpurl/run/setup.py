@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm
@@ -22,15 +21,14 @@ from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv, attribute_problems
 from gpurl.errors import EnvError, UsageError
-from gpurl.guards.contract import reset_env
 from gpurl.guards.guards import Guards
-from gpurl.memory import available_bytes, in_gib
 from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.nn.encoders import describe_encoders
 from gpurl.nn.ranks import ALONE, Alone
 from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
 from gpurl.run.load import load_symmetry, load_teachers
+from gpurl.run.memory_need import check_memory
 from gpurl.run.run_folder import absolute
 from gpurl.run.settings import Settings, TrainConfig
 from gpurl.run.shards import check_same_run, settings_of_rank
@@ -65,6 +63,7 @@ def make_trainer(
         if not isinstance(env, TorchEnv):
             raise UsageError(f"compile needs a TorchEnv; {settings.env} is not one")
         env.compile()
+    check_memory(settings, device, env)
     # the algorithm; a student's rows hold privileged observations if a teacher reads them
     teachers = load_teachers(settings.algorithm_config, config.num_envs, device)
     space = env.single_observation_space
@@ -208,7 +207,8 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
     """The training environments of a rank with these settings; UsageError if they do not fit into
     memory.
     """
-    _check_memory(settings, device)
+    if issubclass(resolve_env(settings.env)[0], TorchEnv):  # another kind may start a process
+        check_memory(settings, device)
     config = settings.train
     num_envs = config.num_envs * config.population
     first = ranks.index * num_envs
@@ -219,34 +219,6 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
         env.close()
         raise EnvError("; ".join(problems))
     return env
-
-
-def _check_memory(settings: Settings, device: torch.device) -> None:
-    """UsageError if the state of the environments and a rollout of their observations need more
-    memory than is free. It is a lower bound: networks and replay buffer come on top.
-    """
-    free = available_bytes(device)
-    env_class, _ = resolve_env(settings.env)
-    if free is None or not issubclass(env_class, TorchEnv):  # another kind may start a process
-        return
-    # one environment tells the size of all
-    env = make_env(settings.env, 1, **settings.env_options)
-    if attribute_problems(env):
-        return
-    obs = reset_env(env)
-    leaves = tree_leaves(env.state_dict())
-    state_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-    env.close()
-    # a step holds the state before it and the state after it
-    bytes_per_env = 2 * state_bytes + (settings.algorithm_config.horizon + 2) * obs.nbytes
-    population = settings.train.population
-    num_envs = settings.train.num_envs * population
-    if num_envs * bytes_per_env > free:
-        raise UsageError(
-            f"{num_envs:,} environments of {settings.env} take more than "
-            f"{in_gib(num_envs * bytes_per_env)} on {device}, where {in_gib(free)} are free: "
-            f"num_envs must be below {free // (bytes_per_env * population):,}"
-        )
 
 
 def _check_agents(settings: Settings, env: VecEnv) -> None:

@@ -2,7 +2,6 @@
 those of their formulas.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from gpurl.kernels import c_library
 from gpurl.kernels.prioritized import prioritized_draw
 from gpurl.kernels.random import CounterRandom, RandomStreams
 from gpurl.kernels.replay import BROKEN, TRUNCATED, replay_sample
-from gpurl.memory import available_bytes
 
 ENVS = 4
 COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,), "extra": ()}
@@ -160,33 +158,11 @@ def test_what_is_not_said_is_as_the_papers_have_it() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"storage": "bfloat16"}, {"obs_dtype": torch.uint8}, {"alpha": 0.6}], ids=str
 )
-def test_a_replay_takes_all_that_is_free_and_no_more(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def make(size: int = 4000) -> Replay:
-        kind = PrioritizedReplay if "alpha" in options else Replay
-        return kind(size, ENVS, (3,), COLUMNS, torch.device("cpu"), **options)
-
-    replay = make()
+def test_a_replay_knows_what_it_takes(options: dict[str, Any]) -> None:
+    kind = PrioritizedReplay if "alpha" in options else Replay
+    replay = kind(4000, ENVS, (3,), COLUMNS, torch.device("cpu"), **options)
     priorities = [replay.priority] if isinstance(replay, PrioritizedReplay) else []
     assert replay.bytes == sum(tensor.nbytes for tensor in (*replay.ring, *priorities))
-    free: int | None = replay.bytes
-    monkeypatch.setattr("gpurl.buffers.replay.available_bytes", lambda device: free)
-    make()
-    free = replay.bytes - 1
-    half = (
-        ", storage bfloat16 takes half as much for observations"
-        if options in ({}, {"alpha": 0.6})
-        else ""
-    )
-    with pytest.raises(
-        UsageError, match=rf"a replay of 4,000 transitions takes .* would fit{half}$"
-    ) as caught:
-        make()
-    assert "replay_size 3,599 would" in str(caught.value)  # a tenth is left free
-    make(3599)
-    free = None
-    make()
 
 
 def test_a_cut_ends_the_newest_step() -> None:
@@ -315,41 +291,6 @@ def test_a_replay_of_other_observations_or_types_is_not_loaded() -> None:
             match=r"the saved replay is of another environment or size: its (obs|flags|numbers) is",
         ):
             uniform().load_state_dict(saved(other))
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [("max", 2**20 * 1024), ("1000", 1000 - 700 + 50), ("600", 0), (str(2**40), 2**20 * 1024)],
-)
-def test_free_memory_is_the_machines_or_what_the_container_leaves(
-    limit: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in (
-        ("memory.max", limit),
-        ("memory.current", "700"),
-        ("memory.stat", "anon 3\ninactive_file 50"),
-    ):
-        (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr("gpurl.memory.CGROUP", tmp_path)
-    real = Path.read_text
-    monkeypatch.setattr(
-        Path,
-        "read_text",
-        lambda path: "MemAvailable: 1048576 kB" if path.name == "meminfo" else real(path),
-    )
-    assert available_bytes(torch.device("cpu")) == expected
-
-
-def test_free_memory_of_a_gpu_is_that_of_the_driver_and_of_the_allocator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in (
-        ("memory_reserved", 100),
-        ("memory_allocated", 70),
-        ("mem_get_info", (1000, 2000)),
-    ):
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert available_bytes(torch.device("cuda")) == 1000 + 100 - 70
 
 
 def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:

@@ -7,7 +7,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +75,15 @@ def test_graphs_are_switched_off_by_a_word() -> None:
         settings("ppo", "chasing", "--graph", "on")
 
 
-def test_help_answers_within_a_second() -> None:
-    def seconds() -> float:
-        began = time.monotonic()
-        subprocess.run(
-            [sys.executable, "-m", "gpurl", "--help"], cwd=ROOT, capture_output=True, check=True
-        )
-        return time.monotonic() - began
-
-    assert min(seconds() for _ in range(3)) <= 1.0
+def test_help_loads_no_torch() -> None:
+    """Which takes seconds."""
+    code = "import sys; from gpurl.cli.main import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "gpurl.cli.main" in loaded
+    assert not {"torch", "triton", "matplotlib"} & set(loaded)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,17 +112,24 @@ def test_weights_are_drawn_by_one_thread_at_a_time() -> None:
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_a_fork_of_a_process_that_has_trained_says_so(tmp_path: Path) -> None:
+def test_a_fork_of_a_process_that_has_trained_says_so_before_it_trains_or_plays(
+    tmp_path: Path,
+) -> None:
     small_run(tmp_path / "parent", 1, eval_episodes=0, threads=2)
 
     def child(pipe: object) -> None:
         words = []
         for threads in (2, 1):
             torch.set_num_threads(threads)
-            try:
-                words.append(str(small_run(tmp_path / f"child{threads}", 1).outcome.steps))
-            except UsageError as error:
-                words.append(str(error))
+            for use in (
+                lambda threads=threads: small_run(tmp_path / f"child{threads}", 1).outcome.steps,
+                lambda: gpurl.load(tmp_path / "parent").act(torch.zeros(3)).shape,
+                lambda: gpurl.evaluate_run(tmp_path / "parent", 1, "cpu")["eval/episodes"],
+            ):
+                try:
+                    words.append(str(use()))
+                except UsageError as error:
+                    words.append(str(error))
         pipe.send(words)
 
     context = multiprocessing.get_context("fork")
@@ -130,7 +137,8 @@ def test_a_fork_of_a_process_that_has_trained_says_so(tmp_path: Path) -> None:
     process = context.Process(target=child, args=(there,))
     process.start()
     assert here.poll(60), "it hangs"
-    told, steps = here.recv()
+    words = here.recv()
     process.join()
-    assert "is a fork of one that has trained" in told
-    assert steps == str(ITERATION)
+    assert all("is a fork of one that has trained" in told for told in words[:3])
+    assert words[3] == str(ITERATION)
+    assert not any("fork" in answer for answer in words[4:])

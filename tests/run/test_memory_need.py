@@ -1,0 +1,166 @@
+"""A run takes no more memory than the sum says, and what an error says would fit does."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpurl.algorithms import algorithm_names
+from gpurl.envs.registry import make_env
+from gpurl.errors import UsageError
+from gpurl.memory import LiveBytes
+from gpurl.run import memory_need
+from gpurl.run.memory_need import check_memory
+from gpurl.run.settings import Settings, make_settings
+from gpurl.run.setup import make_trainer
+from tests.small_runs import small_settings
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+NAMES = [name for name in algorithm_names() if name != "bc"]  # which has a teacher or a dataset
+TASKS = {"vdn": "two_step_game"} | dict.fromkeys(
+    ("discrete_sac", "dqn", "pqn", "rainbow"), "cart_pole"
+)
+
+
+def refusal(settings: Settings, free: int, patch: pytest.MonkeyPatch) -> str:
+    """What the check says where so many bytes are free, "" if the run fits."""
+    patch.setattr(memory_need, "available_bytes", lambda device: free)
+    try:
+        check_memory(settings, CPU)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def number_after(words: str, text: str) -> int:
+    return int(text.split(f"{words} must be below ")[1].split(", or ")[0].replace(",", ""))
+
+
+def test_live_bytes_are_those_of_tensors_that_exist() -> None:
+    before = torch.zeros(1000)
+    with LiveBytes() as memory:
+        first = torch.empty(100, device="meta")
+        view = first[:50].view(5, 10)
+        assert (memory.live, memory.peak) == (400, 400)
+        second = torch.zeros(10, dtype=torch.float64)
+        second += 1.0
+        assert (memory.live, memory.peak) == (480, 480)
+        del first
+        assert memory.live == 480  # the view holds it
+        del view
+        assert (memory.live, memory.peak) == (80, 480)
+        before.mul_(2.0)
+    assert memory.live == 80 + 4000  # what is written counts, whoever made it
+    weight = torch.ones(1000, requires_grad=True)
+    with LiveBytes() as memory:
+        loss = (weight.exp() * 2.0).exp().sum()
+        held = memory.live
+        loss.backward()
+    assert held >= 2 * 4000  # both results of exp are kept for the gradient
+    assert memory.peak > held
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_is_rehearsed_without_memory(name: str) -> None:
+    """A failure would be taken for an algorithm of somebody's own that needs real numbers."""
+    task = TASKS.get(name, "pendulum")
+    settings = make_settings(name, task, num_envs=16, horizon=4, **small_settings(name))
+    env = make_env(task, 1)
+    few, more = (
+        memory_need._peak_of_agent(settings, env, count, 10**6, CPU) for count in (16, 160_000)
+    )
+    replay_size = getattr(settings.algorithm_config, "replay_size", 0)
+    obs_bytes = 4 * torch.Size(env.single_observation_space.shape or ()).numel()
+    assert few > (10**6 * obs_bytes if replay_size else 1000)
+    rollout = 4 * 160_000 * obs_bytes
+    assert rollout < more - few < 200 * rollout
+
+
+def test_what_is_named_fits_and_more_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sac(replay_size: int = 4 * 10**6) -> Settings:
+        return make_settings("sac", "pendulum", num_envs=64, replay_size=replay_size)
+
+    free = 150 * MIB
+    text = refusal(sac(), free, monkeypatch)
+    assert text.startswith("64 environments of pendulum and sac take 0.3 GiB on cpu, where 0.1 GiB")
+    most = number_after("replay_size", text)
+    assert "num_envs must" not in text  # not even one environment fits beside this replay buffer
+    assert not refusal(sac(most), free, monkeypatch)
+
+    def ppo(num_envs: int, hidden: int = 64) -> Settings:
+        network = {"hidden": [hidden, hidden]}
+        return make_settings("ppo", "pendulum", num_envs=num_envs, network=network)
+
+    most = number_after("num_envs", refusal(ppo(10**7), free, monkeypatch))
+    assert not refusal(ppo(most), free, monkeypatch)
+    assert refusal(ppo(most + most // 100 * 4), free, monkeypatch)
+    # two networks, each with a layer of 12,000 x 12,000: weights, gradient, the first gradient of a
+    # step that was skipped, two moments, and what a checkpoint copies
+    text = refusal(ppo(64, 12_000), 7 << 30, monkeypatch)
+    assert text.endswith("take smaller networks or batches")
+    assert 5 * 2 * 4 * 12_000**2 / 2**30 < float(text.split("take ")[1].split()[0]) < 12.0
+
+
+def test_an_algorithm_that_cannot_be_rehearsed_is_held_to_its_rollout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> int:
+        raise RuntimeError("Tensor.item() cannot be called on meta tensors")
+
+    monkeypatch.setattr(memory_need, "_peak_of_agent", fails)
+    settings = make_settings("ppo", "pendulum", num_envs=10**6)
+    assert "num_envs must be below" in refusal(settings, 400 * MIB, monkeypatch)
+    assert not refusal(settings, 2 << 30, monkeypatch)
+
+
+TRAIN = """
+import json, re, sys
+import gpurl, gpurl.errors
+from gpurl.run import memory_need, setup
+
+def kib(name):
+    return int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+settings = json.loads(sys.argv[1])
+free = settings.pop("free")
+memory_need.available_bytes = lambda device: free
+try:
+    gpurl.train("ppo", "pendulum", num_envs=400_000, **settings)
+except gpurl.errors.UsageError as error:
+    named = int(re.search(r"num_envs must be below ([\\d,]+)", str(error))[1].replace(",", ""))
+fewer = int(0.9 * named) // 4 * 4
+before = kib("VmRSS")
+run = gpurl.train("ppo", "pendulum", num_envs=fewer, total_steps=1, **settings)
+print(json.dumps([named, run.outcome.steps, (kib("VmHWM") - before) * 1024]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what was used")
+@pytest.mark.parametrize("engine", ["C", "autograd"])
+def test_a_run_of_nine_tenths_of_the_number_named_fits(engine: str, tmp_path: Path) -> None:
+    free = 150 * MIB
+    settings: dict[str, Any] = {"free": free, "epochs": 2, "horizon": 8, "threads": 1}
+    settings |= {"run_dir": str(tmp_path / "run"), "device": "cpu", "quiet": True}
+    settings |= {"squash": engine == "autograd"}  # which C does not know
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, json.dumps(settings)], capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr
+    named, steps, took = json.loads(done.stdout.splitlines()[-1])
+    assert steps == 8 * (int(0.9 * named) // 4 * 4)
+    assert free / 4 < took < free, f"{took / MIB:.0f} MiB for {0.9 * named:.0f} environments"
+
+
+def test_environments_that_exist_are_counted_by_what_they_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_need, "available_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr(memory_need, "_peak_of_envs", None)  # not made again
+    settings = make_settings("ppo", "pendulum", num_envs=64, network={"hidden": [8000, 8000]})
+    with pytest.raises(UsageError, match="64 environments of pendulum and ppo take"):
+        make_trainer(settings, CPU, env=make_env("pendulum", 64))
