@@ -27,21 +27,25 @@ class Sizes(NamedTuple):
     desired_kl: float | None  # of an adaptive learning rate; None: it is constant
     normalizes: bool  # observations
     hidden: tuple[int, ...]
+    init: str  # of gpurl's weights; rsl_rl's start as "uniform" does
 
 
 # many steps of few environments, a constant learning rate
-GYMNASIUM = Sizes(64, 64, 5, 4, 1e-3, 0.0, False, None, True, (256, 128, 64))
+GYMNASIUM = Sizes(64, 64, 5, 4, 1e-3, 0.0, False, None, True, (256, 128, 64), "orthogonal")
 # as mjlab registers its cart-pole tasks for rsl_rl, but for the environments, 4096 there
-CART_POLE = Sizes(256, 32, 5, 4, 1e-3, 0.01, True, 0.01, False, (64, 64))
+CART_POLE = Sizes(256, 32, 5, 4, 1e-3, 0.01, True, 0.01, False, (64, 64), "uniform")
 
 
 def _own(sizes: Sizes) -> Settings:
     """gpurl's settings. rsl_rl learns the standard deviation itself, and normalises advantages over
     the whole rollout.
     """
+    network: Settings = {"hidden": list(sizes.hidden), "activation": "elu"}
+    if sizes.init != "orthogonal":
+        network["init"] = sizes.init
     adaptive: Settings = {"schedule": "constant"}
     if sizes.desired_kl is not None:
-        adaptive = {"schedule": "kl", "target_kl": sizes.desired_kl}
+        adaptive = {"schedule": "kl_minibatch", "target_kl": sizes.desired_kl}
     return adaptive | {
         "num_envs": sizes.num_envs,
         "horizon": sizes.horizon,
@@ -60,7 +64,7 @@ def _own(sizes: Sizes) -> Settings:
         "normalize_value": False,
         "std_type": "scalar",
         "initial_std": 1.0,
-        "network": {"hidden": list(sizes.hidden), "activation": "elu"},
+        "network": network,
     }
 
 

@@ -3,6 +3,7 @@ without memory.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from gpurl.nn.optimizer import FlatAdam, FrozenWeights, call_loss, stack_metrics
 from gpurl.nn.own_network import OwnTrunks
 from gpurl.nn.parts import ActorPart, Deviation, Part, dense_actor_part, state_tensors
 
+KL_SCHEDULES = ("kl", "kl_minibatch")
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
 # metrics of the loss that are logged with the opposite sign, under another name
 NEGATED = {"surrogate": "policy_gradient_loss", "entropy": "entropy_loss"}
@@ -62,7 +64,7 @@ class PPOConfig(OnPolicyConfig):
         "asymmetric",
     )
     choices: ClassVar[Choices] = {
-        "schedule": ("kl", "linear", "constant"),
+        "schedule": ("kl", "kl_minibatch", "linear", "constant"),
         "normalize_advantage": ("batch", "minibatch", "none"),
         "distribution": ("normal", "beta"),
         "std_type": ("log", "scalar"),
@@ -78,7 +80,8 @@ class PPOConfig(OnPolicyConfig):
     }
 
     schedule: str = "kl"
-    """Learning rate over time: kl (keeps the policy's change near target_kl), linear (to 0) or
+    """Learning rate over time: kl (keeps the policy's change near target_kl), kl_minibatch (looks
+    after each minibatch, as rsl_rl and rl_games do, and not once an iteration), linear (to 0) or
     constant.
     """
     target_kl: float = 0.01
@@ -123,8 +126,8 @@ class PPOConfig(OnPolicyConfig):
     """With init_from: begin with initial_std in place of the standard deviation of that run."""
     critic_warmup: int = 0
     """Iterations at the start in which only the critic learns; for init_from, where a new critic
-    would degrade the actor. The actor and its normaliser stay as they are, and schedule kl leaves
-    the learning rate as it is.
+    would degrade the actor. The actor and its normaliser stay as they are, and a schedule that
+    follows the KL divergence leaves the learning rate as it is.
     """
     asymmetric: bool = True
     """The critic reads the environment's privileged observations, if it has any, in place of the
@@ -164,10 +167,11 @@ class PPOConfig(OnPolicyConfig):
                 f"symmetry_coef {self.symmetry_coef} needs the mirror of the task: --symmetry "
                 f"my_task:mirror"
             )
-        if self.schedule == "kl" and self.epochs * self.minibatches == 1:
+        if self.schedule in KL_SCHEDULES and self.epochs * self.minibatches == 1:
             raise UsageError(
-                "schedule kl needs a second step on each rollout to measure the KL divergence of "
-                "the first: with epochs 1 and minibatches 1 take schedule linear or constant"
+                f"schedule {self.schedule} needs a second step on each rollout to measure the KL "
+                f"divergence of the first: with epochs 1 and minibatches 1 take schedule linear or "
+                f"constant"
             )
 
 
@@ -509,8 +513,14 @@ class PPO(OnPolicy):
     @torch.no_grad()
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         steps_before = self.steps_before()
+        number = itertools.count()
         for _ in range(self.config.epochs):
-            steps = [self._minibatch_step(batch) for batch in self.batches(data)]
+            steps = []
+            for batch in self.batches(data):
+                names, row, norm = self._minibatch_step(batch)
+                steps.append((names, row, norm))
+                if self.adapts_to_minibatches:
+                    self.after_minibatch(next(number), dict(zip(names, row.unbind())))
 
         # means over the last epoch
         names, rows, norms = zip(*steps)
@@ -521,6 +531,27 @@ class PPO(OnPolicy):
     def steps_before(self) -> Tensor | None:
         """The optimiser's step count before the first epoch, for schedule kl."""
         return self.optimizer.state.step.clone() if self.config.schedule == "kl" else None
+
+    @property
+    def adapts_to_minibatches(self) -> bool:
+        """Whether `after_minibatch` is to be called: schedule kl_minibatch."""
+        return self.config.schedule == "kl_minibatch" and not self.warms_critic
+
+    def after_minibatch(self, number: int, metrics: Metrics) -> None:
+        """Adapt the learning rate to the KL divergence that minibatch step `number` of this
+        iteration, from 0, has measured before it moved the policy; the first sees none.
+        """
+        kl = self._measured_kl(metrics)
+        if number:
+            self._adapt_learning_rate(kl, kl.isfinite())
+
+    def _measured_kl(self, metrics: Metrics) -> Tensor:
+        """0-d, for a schedule that follows it."""
+        if "approx_kl" not in metrics:
+            raise UsageError(
+                f"schedule {self.config.schedule} needs a metric approx_kl of {self.label}.loss"
+            )
+        return metrics["approx_kl"]
 
     def batches(self, data: dict[str, Tensor]) -> Iterator[Minibatch]:
         """The minibatches of one epoch, from the data of `prepare`."""
@@ -617,9 +648,7 @@ class PPO(OnPolicy):
         """
         # a frozen actor does not move, whatever the learning rate is
         if steps_before is not None and not self.warms_critic:
-            if "approx_kl" not in means:
-                raise UsageError(f"schedule kl needs a metric approx_kl of {self.label}.loss")
-            kl = self.ranks.average(means["approx_kl"])
+            kl = self.ranks.average(self._measured_kl(means))
             self._adapt_learning_rate(kl, self.optimizer.state.step > steps_before)
         if isinstance(self.head, Gaussian):
             self.head.clamp_log_std_()
@@ -643,11 +672,9 @@ class PPO(OnPolicy):
         return metrics
 
     def _adapt_learning_rate(self, kl: Tensor, has_moved: Tensor) -> None:
-        """Divide the rate by 1.5 if the KL divergence of the last epoch is above twice target_kl,
-        multiply it by 1.5 if below half; unchanged if all steps were skipped.
-
-        The rule of rsl_rl and rl_games, which apply it after every minibatch; here once an
-        iteration. kl, has_moved: 0-d.
+        """Divide the rate by 1.5 if the KL divergence is above twice target_kl, multiply it by 1.5
+        if below half, as rsl_rl and rl_games do; unchanged unless has_moved. kl: 0-d, of the last
+        epoch or of a minibatch; has_moved: 0-d bool.
         """
         rate = self.optimizer.learning_rate
         target = self.config.target_kl

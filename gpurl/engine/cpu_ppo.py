@@ -5,6 +5,8 @@ It serves unchanged PPO only: a method that a subclass overrides must run. `cpu_
 why it does not serve an algorithm.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -100,12 +102,24 @@ class PpoInC:
         clip_range, entropy_coef = float(algorithm.clip_range), float(algorithm.entropy_coef)
         has_valid = "valid" in minibatches.rows.places
         steps_before = algorithm.steps_before()
+        adapts, number = algorithm.adapts_to_minibatches, itertools.count()
         for _ in range(config.epochs):
+            # an epoch is one call of C, or one for each minibatch if the rate changes between them
             order = minibatches.order(packed.shape[0])
-            parts = self.kernel.ppo_steps(
-                self.steps, packed, has_valid, order, config.minibatches, clip_range, entropy_coef
-            )
-        means = {name: part.mean().float() for name, part in parts.items()}
+            count = 1 if adapts else config.minibatches
+            calls = []
+            for rows in order.chunk(config.minibatches // count):
+                calls.append(
+                    self.kernel.ppo_steps(
+                        self.steps, packed, has_valid, rows, count, clip_range, entropy_coef
+                    )
+                )
+                if adapts:
+                    parts = {name: part.squeeze(0).float() for name, part in calls[-1].items()}
+                    algorithm.after_minibatch(next(number), parts)
+        means = {
+            name: torch.cat([parts[name] for parts in calls]).mean().float() for name in calls[0]
+        }
         means["loss"] = (
             config.value_coef * means["value_loss"]
             - means["surrogate"]

@@ -131,13 +131,16 @@ class FusedUpdate(Eager):
         rows = packed.shape[0] // minibatches.count
         steps_before = algorithm.steps_before()
         results = torch.empty(minibatches.count, NUM_RESULTS, device=packed.device)
-        for _ in range(algorithm.config.epochs):
+        for epoch in range(algorithm.config.epochs):
             order = minibatches.next_order()
             for index, result in enumerate(results.unbind()):
                 self.update.step(
                     packed, columns, order, index * rows, rows,
                     algorithm.clip_range, algorithm.entropy_coef, result,
                 )  # fmt: skip
+                if algorithm.adapts_to_minibatches:
+                    number = epoch * minibatches.count + index
+                    algorithm.after_minibatch(number, dict(zip(METRICS, result.unbind())))
         # means over the last epoch
         numbers = results.mean(0).unbind()
         means = dict(zip((*METRICS, "loss"), numbers)) | {"grad_norm": numbers[NORM]}

@@ -5,7 +5,7 @@ memory before them, and a linear head each.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from gymnasium.spaces import Box
@@ -22,9 +22,18 @@ from gpurl.nn.mingru import MinGru
 from gpurl.nn.mlp import Dense, Sequential, make_trunk
 from gpurl.nn.parts import describe, member_tensors, state_tensors
 
-HIDDEN_GAIN = math.sqrt(2.0)  # of the orthogonal start of hidden layers (Saxe et al. 2014)
-ACTOR_GAIN = 0.01  # small: the first policy hardly depends on the observation
-CRITIC_GAIN = 1.0
+
+class Gains(NamedTuple):
+    """Of the weights at the start, see `gpurl.nn.mlp.Dense`."""
+
+    hidden: float | None
+    actor: float | None
+    critic: float | None
+
+
+# a small gain of the actor: the first policy hardly depends on the observation
+ORTHOGONAL = Gains(hidden=math.sqrt(2.0), actor=0.01, critic=1.0)
+UNIFORM = Gains(None, None, None)
 MEMORIES: dict[str, Callable[[int, int], Memory]] = {"gru": Gru, "lstm": Lstm, "mingru": MinGru}
 
 
@@ -32,13 +41,21 @@ MEMORIES: dict[str, Callable[[int, int], Memory]] = {"gru": Gru, "lstm": Lstm, "
 class NetworkConfig(EncoderConfig):
     """Shape of the policy and value networks."""
 
-    choices: ClassVar[Choices] = {"memory": ("none", *MEMORIES)}
+    choices: ClassVar[Choices] = {
+        "memory": ("none", *MEMORIES),
+        "init": ("orthogonal", "uniform"),
+    }
 
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     shared: bool = False
     """One trunk for actor and critic instead of two networks; a critic of privileged observations
     shares none.
+    """
+    init: str = "orthogonal"
+    """Weights at the start: orthogonal (gains sqrt(2) in hidden layers, 0.01 in the actor's last, 1
+    in the critic's; Andrychowicz et al. 2021), or uniform in +-1/sqrt(inputs), torch's own, as
+    rsl_rl and rl_games have them.
     """
     memory: str = "none"
     """gru, lstm or mingru puts a recurrent layer before actor and critic. mingru, whose gates read
@@ -71,6 +88,11 @@ class NetworkConfig(EncoderConfig):
         if self.shared and not self.hidden and not self.trunk:
             raise UsageError("shared needs at least one hidden layer to share, hidden is empty")
 
+    @property
+    def gains(self) -> Gains:
+        """Of the orthogonal start, all None where it is uniform."""
+        return ORTHOGONAL if self.init == "orthogonal" else UNIFORM
+
 
 class ActorCritic(nn.Module):
     """Observations to the policy head's numbers and to a value; two networks or one trunk for both,
@@ -90,7 +112,7 @@ class ActorCritic(nn.Module):
         # encoders of observations come first: one for a memory, else one for each trunk
         has_memory = config.memory != "none"
         encoders = make_encoders(
-            1 if config.shared or has_memory else 2, space, config, HIDDEN_GAIN
+            1 if config.shared or has_memory else 2, space, config, config.gains.hidden
         )
         num_features = encoders[0].width if encoders else num_inputs
         self.encoder = encoders.pop() if encoders and has_memory else None
@@ -100,8 +122,8 @@ class ActorCritic(nn.Module):
             num_features = self.memory.size
         hidden, width = _make_hidden(1 if config.shared else 2, num_features, config)
         self.trunk = Sequential([*encoders, hidden]) if encoders else hidden
-        self.actor = Dense(1, width, num_outputs, gain=ACTOR_GAIN, keep_float32=True)
-        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN, keep_float32=True)
+        self.actor = Dense(1, width, num_outputs, gain=config.gains.actor, keep_float32=True)
+        self.critic = Dense(1, width, 1, gain=config.gains.critic, keep_float32=True)
 
     def remember(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """obs [N, D], one step; state [N, S] of the memory -> (features [N, F], next state)."""
@@ -171,7 +193,7 @@ class AsymmetricActorCritic(ActorCritic):
         super().__init__(actor_config, num_inputs, num_outputs)
         self.num_inputs = num_inputs
         self.critic_trunk, width = _make_hidden(1, num_state, config)
-        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN, keep_float32=True)
+        self.critic = Dense(1, width, 1, gain=config.gains.critic, keep_float32=True)
 
     @property
     def critic_reads_actor(self) -> bool:
@@ -209,5 +231,5 @@ def evaluate_heads(
 
 def _make_hidden(members: int, num_inputs: int, config: NetworkConfig) -> tuple[Sequential, int]:
     """(the hidden layers of `members` networks, the size of what they give)."""
-    layers, width = make_trunk(members, num_inputs, config, HIDDEN_GAIN)
+    layers, width = make_trunk(members, num_inputs, config, config.gains.hidden)
     return Sequential(layers), width

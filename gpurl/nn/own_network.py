@@ -9,7 +9,7 @@ from gpurl.discovery import find_class_at
 from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import UsageError
 from gpurl.nn.acting import Shaped, chain
-from gpurl.nn.actor_critic import ACTOR_GAIN, CRITIC_GAIN, NetworkConfig, evaluate_heads
+from gpurl.nn.actor_critic import NetworkConfig, evaluate_heads
 from gpurl.nn.encoders import empty_rows, reading, reads_images, scaled_bytes
 from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.optimizer import check_parameters
@@ -52,8 +52,8 @@ class OwnTrunks(nn.Module):
             obs = obs.float()
         with reading(f"network {config.trunk}", f"observations of shape {shape}"), torch.no_grad():
             widths = [self._features(trunk, obs).shape[1] for trunk in trunks]
-        self.actor = Dense(1, widths[0], num_outputs, gain=ACTOR_GAIN)
-        self.critic = Dense(1, widths[-1], 1, gain=CRITIC_GAIN)
+        self.actor = Dense(1, widths[0], num_outputs, gain=config.gains.actor)
+        self.critic = Dense(1, widths[-1], 1, gain=config.gains.critic)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [B, D] flat observations -> (outputs for the action head [B, A], value [B])."""

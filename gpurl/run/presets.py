@@ -122,15 +122,15 @@ CART_POLE: Preset = {
 # IsaacGymEnvs' settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there; max_epochs
 # iterations give total_steps. Omitted is what PPO here does not have (bounds_loss_coef),
 # reward_shaper's scale, which normalised returns and advantages undo, and mixed_precision (Ant,
-# Anymal). rl_games checks the KL divergence after every minibatch (ShadowHand: every epoch), PPO
-# here once an iteration
+# Anymal). rl_games checks the KL divergence after every minibatch (ShadowHand: every epoch)
+ISAAC_NETWORK: dict[str, Json] = {"activation": "elu", "shared": True, "init": "uniform"}
 ISAAC_GYM: Preset = {
     "num_envs": 4096,
     "horizon": 16,
     "epochs": 4,
     "minibatches": 2,
     "learning_rate": 3e-4,
-    "schedule": "kl",
+    "schedule": "kl_minibatch",
     "target_kl": 0.008,
     "gamma": 0.99,
     "gae_lambda": 0.95,
@@ -138,7 +138,7 @@ ISAAC_GYM: Preset = {
     "clip_range_value": 0.2,
     "value_coef": 1.0,
     "total_steps": 32_768_000,
-    "network": {"hidden": [256, 128, 64], "activation": "elu", "shared": True},
+    "network": ISAAC_NETWORK | {"hidden": [256, 128, 64]},
 }
 # as in rsl_rl and mjlab: many environments, short rollouts, a learning rate that follows the KL
 # divergence
@@ -150,8 +150,7 @@ LEGGED: Preset = {
     "network": {"hidden": [256, 128, 64], "activation": "elu"},
 }
 ARM = LEGGED | {"gamma": 0.97, "total_steps": 20_000_000}
-# rsl_rl's PPO as the robot simulators configure it. rsl_rl checks the KL divergence after every
-# minibatch, PPO here once an iteration. Its standard deviation is itself the parameter
+# rsl_rl's PPO as the robot simulators configure it. Its standard deviation is itself the parameter
 # (`std_type scalar`), here its logarithm, which every engine knows; the learning is the same at 1
 RSL_RL: Preset = {
     "num_envs": 4096,
@@ -159,7 +158,7 @@ RSL_RL: Preset = {
     "epochs": 5,
     "minibatches": 4,
     "learning_rate": 1e-3,
-    "schedule": "kl",
+    "schedule": "kl_minibatch",
     "target_kl": 0.01,
     "gamma": 0.99,
     "gae_lambda": 0.95,
@@ -170,7 +169,7 @@ RSL_RL: Preset = {
     "normalize_obs": True,
     "normalize_value": False,
     "initial_std": 1.0,
-    "network": {"hidden": [512, 256, 128], "activation": "elu"},
+    "network": {"hidden": [512, 256, 128], "activation": "elu", "init": "uniform"},
 }
 # by the name of --preset, for ppo on any environment
 NAMED: dict[str, Preset] = {
@@ -257,7 +256,7 @@ SIZES = ("num_envs", "horizon", "epochs", "minibatches", "learning_rate", "sched
 
 
 def _isaac_gym(hidden: list[Json], **changes: Json) -> Preset:
-    return {"network": {"hidden": hidden, "activation": "elu", "shared": True}, **changes}
+    return {"network": ISAAC_NETWORK | {"hidden": hidden}, **changes}
 
 
 # by algorithm and environment; "*": every environment, overridden by its own preset

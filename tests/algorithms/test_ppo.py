@@ -540,7 +540,8 @@ def test_sizes_and_spaces_that_do_not_fit_are_refused_by_name() -> None:
             "ppo", PPOConfig(), env.single_observation_space, Dict({"a": Discrete(2)}), 8
         )
     with pytest.raises(
-        UsageError, match=r"schedule is 'cosine'; it must be one of kl, linear, constant"
+        UsageError,
+        match=r"schedule is 'cosine'; it must be one of kl, kl_minibatch, linear, constant",
     ):
         PPOConfig(schedule="cosine")
     with pytest.raises(UsageError, match=r"epochs and minibatches must be 1"):

@@ -107,7 +107,7 @@ def test_a_script_has_all_names() -> None:
     assert words.choices.keys() <= known
     assert "--env-options" in words.flags["command:eval"]
     assert "--teacher" in words.flags["algorithm:bc"]
-    assert {*words.choices["--schedule"]} == {"constant", "linear", "kl", "cosine"}
+    assert {*words.choices["--schedule"]} == {"constant", "linear", "kl", "kl_minibatch", "cosine"}
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:

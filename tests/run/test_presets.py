@@ -25,7 +25,7 @@ def test_a_task_of_an_adapter_adds_to_what_all_of_them_share() -> None:
     assert ant == shared | {"max_grad_norm": None}
     assert preset("ppo", "isaac_gym:Trifinger") == shared
     assert humanoid["gamma"] == shared["gamma"]
-    assert humanoid["network"] == {"hidden": [400, 200, 100], "activation": "elu", "shared": True}
+    assert humanoid["network"] == shared["network"] | {"hidden": [400, 200, 100]}
     assert preset("sac", "isaac_gym:Ant") == preset("sac", "isaac_gym") == preset("sac", "*")
 
 
@@ -107,7 +107,7 @@ OF_RSL_RL = {
     "epochs": 5,
     "minibatches": 4,
     "learning_rate": 1e-3,
-    "schedule": "kl",
+    "schedule": "kl_minibatch",
     "target_kl": 0.01,
     "gamma": 0.99,
     "gae_lambda": 0.95,

@@ -82,7 +82,7 @@ def test_a_file_names_ranges_choices_and_settings_alone(tmp_path: Path) -> None:
     assert space["learning_rate"] == Dimension("learning_rate", 1e-5, 1.0, log=True)
     assert space["epochs"] == Dimension("epochs", 2, 8, log=True, is_whole=True)
     assert space["gamma"].choices[0] == 0.9
-    assert space["schedule"].choices == ("kl", "linear", "constant")
+    assert space["schedule"].choices == ("kl", "kl_minibatch", "linear", "constant")
     assert space["normalize_obs"].choices == (False, True)
     assert space["network.hidden"].choices == ((64, 64), (32,))
     assert space["max_grad_norm"].choices == (0.5, None)
