@@ -163,9 +163,10 @@ class OffPolicyActorCritic(OffPolicy):
         self._drawn_critics: tuple[Sequential, ...] = ()
         if count != self.config.num_critics:
             with torch.device(self.device):
-                # those of images read what the target critics' encoder gives
-                layers = cast(Iterable[Layer], self.make_critics(count).layers)
-                self._drawn_critics = (Sequential(layers).eval(),)
+                drawn = self.make_critics(count)
+                if isinstance(drawn, EncodedCritics):  # it reads what the targets' encoder gives
+                    drawn = Sequential(cast(Iterable[Layer], drawn.layers))
+                self._drawn_critics = (drawn.eval(),)
 
     def set_precision(self, precision: str) -> None:
         super().set_precision(precision)
@@ -274,11 +275,10 @@ class OffPolicyActorCritic(OffPolicy):
         (drawn,) = self._drawn_critics
         order = self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort()
         member = order[: self.config.target_subset]
-        targets = self.target_critic.layers
-        for weight, parameter in zip(drawn.parameters(), targets.parameters()):
-            torch.index_select(parameter, 0, member, out=weight)
-        for name, buffer in targets.named_buffers():
-            copied = drawn.layers.get_buffer(name)
+        for name, weight in drawn.named_parameters():
+            torch.index_select(self.target_critic.get_parameter(name), 0, member, out=weight)
+        for name, copied in drawn.named_buffers():
+            buffer = self.target_critic.get_buffer(name)
             # all critics share a buffer without an axis of members
             has_members = copied.shape != buffer.shape
             copied.copy_(buffer.index_select(0, member) if has_members else buffer)
