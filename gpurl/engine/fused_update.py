@@ -47,6 +47,7 @@ AROUND = {
     "schedule",
     "steps_before",
     "after_epochs",
+    "after_minibatch",
 }
 
 

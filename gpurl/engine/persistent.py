@@ -30,6 +30,7 @@ LEARNING = {
     "outputs",
     "loss",
     "after_epochs",
+    "after_minibatch",
     "schedule",
 }
 

@@ -26,6 +26,7 @@ from gpurl.errors import UsageError
 from gpurl.guards.guards import Guards
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.actor_critic import MEMORIES, NetworkConfig
+from gpurl.nn.mlp import Dense
 from gpurl.nn.normalizer import Normalizer
 from tests.tiny_envs import AlternatingEnv, RandomWalk, State
 
@@ -341,6 +342,65 @@ def test_linear_schedule_reaches_zero_and_kl_schedule_follows_the_target() -> No
         assert float(adaptive.optimizer.learning_rate) == pytest.approx(rate, rel=1e-5)
     adaptive.schedule(0.9, 0)
     assert float(adaptive.optimizer.learning_rate) == pytest.approx(1.5e-3, rel=1e-5)
+
+
+class Watched(PPO):
+    """Keeps the KL divergence and the learning rate of each minibatch step."""
+
+    def after_minibatch(self, number: int, metrics: Metrics) -> None:
+        super().after_minibatch(number, metrics)
+        seen = float(metrics["approx_kl"]), float(self.optimizer.learning_rate)
+        self.seen = [*getattr(self, "seen", []), (number, *seen)]
+
+
+def test_schedule_kl_minibatch_follows_each_minibatch_but_the_first() -> None:
+    """Of which there are 2 in each of 4 epochs; the first one cannot see a change."""
+    env, rate, target = RandomWalk(8), 1e-2, 0.01
+    spaces = env.single_observation_space, env.single_action_space
+    config = PPOConfig(
+        horizon=8, minibatches=2, epochs=4, learning_rate=rate, schedule="kl_minibatch"
+    )
+    algorithm = Watched(config, *spaces, 8, torch.device("cpu"))
+    run_updates(algorithm, env, 3)
+    assert [number for number, _, _ in algorithm.seen] == [*range(8)] * 3
+    changes = set()
+    for number, kl, after in algorithm.seen:
+        change = 1.0
+        if number:
+            change = 1.0 / 1.5 if kl > 2.0 * target else 1.5 if kl < 0.5 * target else 1.0
+        rate = min(max(rate * change, 1e-5), 1e-2)
+        changes.add(change)
+        assert after == pytest.approx(rate, rel=1e-5)
+    assert changes == {1.0, 1.5, 1.0 / 1.5}
+
+
+def test_minibatches_that_are_not_finite_leave_the_rate() -> None:
+    adaptive = make(RandomWalk(8), schedule="kl_minibatch", learning_rate=1e-3)
+    for kl in (torch.nan, torch.inf):
+        adaptive.after_minibatch(1, {"approx_kl": torch.tensor(kl)})
+        assert float(adaptive.optimizer.learning_rate) == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_weights_begin_orthogonal_or_uniform() -> None:
+    """A gain g makes singular values g; torch's own bound is 1/sqrt(inputs)."""
+    env = RandomWalk(8)
+    for init in ("orthogonal", "uniform"):
+        network = make(env, network=NetworkConfig(hidden=(64, 48), init=init)).network
+        layers = [layer for layer in network.modules() if isinstance(layer, Dense)]
+        assert len(layers) == 4
+        for layer in layers:
+            gain = {network.actor: 0.01, network.critic: 1.0}.get(layer, 2.0**0.5)
+            for weight, bias in zip(layer.weight.detach(), layer.bias.detach()):
+                bound = weight.shape[1] ** -0.5
+                if init == "orthogonal":
+                    values = torch.linalg.svdvals(weight)
+                    torch.testing.assert_close(values, torch.full_like(values, gain))
+                    assert not bias.any()
+                else:
+                    assert weight.abs().max() <= bound
+                    assert bias.abs().max() <= bound
+                    if weight.numel() > 100:
+                        assert weight.std() == pytest.approx(bound / 3.0**0.5, rel=0.15)
 
 
 def test_entropy_bonus_raises_the_entropy() -> None:

@@ -77,6 +77,7 @@ def rollouts(algorithm: PPO, learner: Any, has_gaps: bool, count: int = 2) -> Me
             "normalize_advantage": "minibatch",
         },
         {"entropy_coef": 0.3, "max_grad_norm": 0.01, "initial_std": 7.0},
+        {"schedule": "kl_minibatch", "minibatches": 2, "epochs": 3, "target_kl": 1e-3},
         {"normalize_obs": False, "normalize_value": False, "normalize_advantage": "none"},
     ],
     ids=str,

@@ -100,6 +100,7 @@ def assert_equal(got: Any, expected: Any) -> None:
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("chasing", {}),
     ("cart_pole", {"schedule": "linear"}),
+    ("cart_pole", {"schedule": "kl_minibatch", "network": {"hidden": [8], "init": "uniform"}}),
     ("pendulum", {"algorithm": "a2c"}),
     *(
         ("chasing", {"network": {"memory": memory, "hidden": [8]}, "schedule": "constant"})
@@ -252,7 +253,7 @@ def test_what_a_schedule_changes_is_not_baked_in(change: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("schedule", ["linear", "kl"])
+@pytest.mark.parametrize("schedule", ["linear", "kl", "kl_minibatch"])
 def test_the_learning_rate_moves_inside_graphs(schedule: str) -> None:
     trainer = make_trainer(schedule=schedule, learning_rate=3e-2, target_kl=1e-3)
     rates = [float(trainer.iterate()["train/learning_rate"]) for _ in range(8)]

@@ -52,6 +52,7 @@ def _in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
             "normalize_value": False,
             "weight_decay": 0.1,
         },
+        {"schedule": "kl_minibatch", "target_kl": 1e-3},
     ],
     ids=str,
 )
