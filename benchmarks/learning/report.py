@@ -80,10 +80,11 @@ MJLAB_TASK = """\
 The same on a task of mjlab 1.6.0 with the settings that mjlab registers for it and 256
 environments. rsl-rl-lib 5.4.2, the version that mjlab needs, trains through mjlab's own wrapper and
 runner, gpurl through `torch_vector:mjlab.tasks:Mjlab-Cartpole-Balance`. The learning rate adapts to
-the KL divergence after every minibatch (`--schedule kl_minibatch`), and weights begin as rsl_rl's do
-(`--network.init uniform`): with gpurl's own start and one change of the rate an iteration, 30
-iterations ended at 10 and 8 of 50 (seeds 0, 1). A seed balances or not: one of three fails in either
-library. rsl_rl's first two runs shared their core with more other work, so the ratio says little.
+the KL divergence after every minibatch (`--schedule kl_minibatch`), and weights begin as rsl_rl's
+do (`--network.init uniform`): with gpurl's own start and one change of the rate an iteration, 30
+iterations ended at 10 and 8 of 50 (seeds 0, 1). A seed balances or not: one of three fails in
+either library. rsl_rl's first two runs shared their core with more other work, so the ratio says
+little.
 """
 GPU = """\
 mjlab has published returns and times of its versions of the eleven tasks; the same sizes and steps
