@@ -52,7 +52,7 @@ def soup(
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     chosen_device = choose_device(device)
     with on_device(chosen_device):
-        members = load_members(path, str(chosen_device), best=best)
+        members = load_members(path, str(chosen_device), best=best, learning=True)
         if len(members) == 1:
             raise UsageError(f"{path} has one agent to average: a soup needs a population")
         settings = _settings_of_one(members[0], run_dir)
@@ -92,6 +92,7 @@ def _settings_of_one(first: Loaded, run_dir: str | None) -> Settings:
         "member": {},
         "pbt": False,
         "pbt_every": None,
+        "pbt_leaderboard": None,
         "explore": {},
         "init_from": None,
         "run_dir": run_dir,

@@ -128,13 +128,17 @@ def _is_better(scores: Sequence[float], one: int, other: int) -> bool:
 def explore(value: float, span: Span, resample: float, uniforms: tuple[float, float]) -> float:
     """With probability `resample` a new value of `span`, else `value` times 0.8 or 1.2, whichever
     the second number says, within the span (Jaderberg et al. 2017, section 4.1.1). An integer
-    changes by 1 at least.
+    changes by 1 at least, 0 always to a new value.
     """
     if span.from_one:
         mirrored = Span(1.0 - span.high, 1.0 - span.low, span.is_log)
         moved = explore(1.0 - value, mirrored, resample, uniforms)
         return min(max(1.0 - moved, span.low), span.high)
-    is_new, where = uniforms[0] < resample, uniforms[1]
+    # 0 times any factor stays 0
+    is_new, where = (
+        uniforms[0] < resample or (value == 0.0 == span.low and not span.is_whole),
+        uniforms[1],
+    )
     if is_new:
         moved = _between(span, where)
     else:

@@ -12,6 +12,7 @@ import torch
 import gpurl
 from gpurl import model_soup
 from gpurl.api import evaluate_run
+from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.cli.main import main
 from gpurl.errors import UsageError
 from gpurl.run.load import load_members
@@ -38,6 +39,13 @@ def test_a_soup_is_a_run_of_one_agent(
     soup = gpurl.load(folder).algorithm
     weights = [each.algorithm.optimizers["policy"].flat for each in members]
     torch.testing.assert_close(soup.optimizers["policy"].flat, torch.stack(weights).mean(0))
+    # and so are Adam's moments
+    learning = load_members(run.folder, learning=True)
+    for name in ("exp_avg", "exp_avg_sq"):
+        moments = [getattr(each.algorithm.optimizers["policy"].state, name) for each in learning]
+        assert torch.stack(moments).any()
+        saved = load_checkpoint(folder)[0]["training"]["optimizers"]["policy"][name]
+        torch.testing.assert_close(saved, torch.stack(moments).mean(0))
     assert soup.config.learning_rate == changes["member"]["learning_rate"][order[0]]  # type: ignore[index]
     # and it is evaluated and trained as another run
     monkeypatch.undo()

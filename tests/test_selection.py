@@ -158,6 +158,8 @@ def test_a_value_is_perturbed_or_drawn_anew() -> None:
     # within the range, from outside too
     assert explore(0.09, span, 0.0, (0.0, 0.9)) == 0.1
     assert explore(0.0, span, 0.0, (0.0, 0.9)) == 1e-5
+    # 0 would stay 0
+    assert explore(0.0, Span(0.0, 0.1), 0.0, (0.9, 0.25)) == 0.025
 
 
 def test_a_discount_factor_is_explored_by_its_distance_from_one() -> None:
@@ -166,7 +168,8 @@ def test_a_discount_factor_is_explored_by_its_distance_from_one() -> None:
     assert explore(0.99, span, 0.0, (0.0, 0.1)) == pytest.approx(0.992)
     assert explore(0.5, span, 1.0, (0.0, 0.5)) == pytest.approx(0.99)
     assert explore(0.999, span, 0.0, (0.0, 0.1)) == 0.999
-    assert explore(1.0, Span(0.5, 1.0, from_one=True), 0.0, (0.0, 0.9)) == 1.0
+    # 1, which no factor of its distance moves, is drawn anew
+    assert explore(1.0, Span(0.5, 1.0, from_one=True), 0.0, (0.0, 0.9)) == pytest.approx(0.55)
 
 
 def test_integers_stay_integers_and_move() -> None:

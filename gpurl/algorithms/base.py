@@ -21,7 +21,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_choices, check_numbers
 from gpurl.envs.observation_groups import GroupedBox, groups_of, is_image
 from gpurl.envs.vec_env import Timestep
-from gpurl.errors import UsageError
+from gpurl.errors import CheckpointError, UsageError
 from gpurl.kernels.pack_rows import Column
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.acting import Actor
@@ -522,9 +522,20 @@ class Algorithm(ABC, nn.Module):
         """
         for name, stream in self.random_streams.items():
             stream.load_state_dict(state["random"][name])
-        self.num_updates.copy_(state["num_updates"])
         self.warm_up_left = int(state.get("warm_up_left", 0))
+        self.load_learning(state)
+
+    def load_learning(self, state: dict[str, Any]) -> None:
+        """Of `extra_state()` the optimisers, and settings that selection among agents has changed,
+        which stay as they were whatever the run is given since.
+        """
+        self.num_updates.copy_(state["num_updates"])
         for name, value in state.get("changed_settings", {}).items():
+            if name not in self.config.changeable:
+                raise CheckpointError(
+                    f"the checkpoint changes {name}, which may not change; wanted one of "
+                    f"{', '.join(self.config.changeable) or 'none'}"
+                )
             self.change_setting(name, value)
         rates, saved_rates = self._rate_settings(), state["rate_settings"]
         for name, optimizer in self.optimizers.items():

@@ -90,7 +90,9 @@ class Leaderboard:
             found = tuple(map(_entry, content["entries"]))  # type: ignore[arg-type]
             if len({each.name for each in found}) < len(found):
                 raise ValueError("two entries have one name")
-        except (OSError, ValueError, TypeError, RecursionError, CheckpointError) as error:
+        except (
+            OSError, ValueError, TypeError, RecursionError, OverflowError, CheckpointError
+        ) as error:  # fmt: skip
             raise CheckpointError(f"{file} is no leaderboard: {error}") from error
         return found
 

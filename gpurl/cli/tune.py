@@ -88,6 +88,8 @@ def trial_table(rows: Sequence[TrialRow], most: int | None = None) -> str:
     left_out = f"; {most} are shown, --show has all" if most and len(rows) > most else ""
     text.append(f"{counted(len(rows), 'trial')}: {counts or 'none'}{left_out}")
     text.append("return: of the last evaluation; best: of all evaluations")
+    for reason, count in Counter(row.reason for row in rows[:most] if row.reason).items():
+        text.append(f"{counted(count, 'trial')}: {visible(reason)}")
     return "\n".join(text)
 
 

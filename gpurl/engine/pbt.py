@@ -62,8 +62,8 @@ class TakeOver(NamedTuple):
 
 class PopulationBasedTraining:
     """Selects among `members`. A score is the mean return of the newest episode of each
-    environment of a member, all of which have ended since the member changed; who has none yet
-    neither takes over nor is taken over.
+    environment of a member, all of which began since the member changed; who has none yet neither
+    takes over nor is taken over.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class PopulationBasedTraining:
         # names of entries must be unique among all runs
         self._run = uuid.uuid4().hex[:12]
         self.random = CounterRandom(seed + SELECTION_SEED, len(members))
-        # [P, n] finished episodes of each environment when its member changed
+        # [P, n] finished episodes of each environment when its member changed, and the one that was
+        # being played then
         self.counted = [member.statistics.newest[2].clone() for member in members]
         # for the user
         self.notes: list[str] = []
@@ -128,7 +129,7 @@ class PopulationBasedTraining:
         """Member k goes on from `source`; numbers: two for each setting."""
         settings = self._explored(source.settings, numbers)
         _take_over(self.members[k].algorithm, source, settings)
-        self.counted[k] = self.members[k].statistics.newest[2].clone()
+        self.counted[k] = self.members[k].statistics.newest[2] + 1
         return TakeOver(k, score, source, settings)
 
     def _from_members(self, scores: dict[int, float], uniforms: list[float]) -> dict[int, Source]:
@@ -221,10 +222,15 @@ class PopulationBasedTraining:
     # ---- states ----
 
     def state_dict(self) -> dict[str, Any]:
-        return {"random": self.random.state_dict(), "counted": [*self.counted]}
+        return {
+            "random": self.random.state_dict(),
+            "counted": [*self.counted],
+            "run": "" if self.leaderboard is None else self._run,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.random.load_state_dict(state["random"])
+        self._run = str(state["run"]) or self._run
         for own, saved in zip(self.counted, state["counted"], strict=True):
             own.copy_(saved)
 

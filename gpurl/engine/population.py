@@ -325,6 +325,9 @@ class Population(Eager):
             event[f"members/{each.member}/source"] = each.source.member
             if each.member in self.guards.lost:
                 self._revive(each.member)
+            # another network cannot read this memory
+            member = self._members[each.member]
+            member.policy_state = member.algorithm.initial_policy_state(self.num_envs)
         for k in self.live:
             event |= {f"members/{k}/{name}": x for name, x in pbt.settings_of(k).items()}
         self.events.append(event)
@@ -336,7 +339,6 @@ class Population(Eager):
         member.guards.begin(self.iteration)
         # its environments have idled meanwhile
         member.obs = self.obs.split(self.num_envs)[k]
-        member.policy_state = member.algorithm.initial_policy_state(self.num_envs)
         member.algorithm.mark_episode_break()
 
     def abandon(self) -> None:

@@ -41,15 +41,20 @@ def load_algorithm(
     """From a checkpoint folder, or from the best checkpoint of a run folder (best=False: the
     latest). member: of a population, by default the best one. UsageError in a fork that would hang.
     """
-    refuse_fork(torch.get_num_threads(), trains=False)
     parts, manifest = load_checkpoint(Path(path), device, best=best)
     return _loaded(path, parts, manifest, device, num_envs, member)
 
 
 def load_members(
-    path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True
+    path: str | Path,
+    device: str = "cpu",
+    num_envs: int = 1,
+    best: bool = True,
+    learning: bool = False,
 ) -> list[Loaded]:
-    """As `load_algorithm`, all members of a population that are not lost, the best one first."""
+    """As `load_algorithm`, all members of a population that are not lost, the best one first.
+    learning: with their optimisers and the settings that selection has changed.
+    """
     parts, manifest = load_checkpoint(Path(path), device, best=best)
     first = _loaded(path, parts, manifest, device, num_envs, None)
     lost = parts["trainer"].get("lost", {})
@@ -58,7 +63,13 @@ def load_members(
         for k in range(first.settings.get("population", 1))
         if k != first.member and str(k) not in lost
     ]
-    return [first, *others]
+    members = [first, *others]
+    for each in members if learning and len(members) > 1 else ():
+        try:
+            each.algorithm.load_learning(parts["training"][str(each.member)])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{path} holds no learning state to average: {error}") from None
+    return members
 
 
 def _loaded(
@@ -69,6 +80,7 @@ def _loaded(
     num_envs: int,
     member: int | None,
 ) -> Loaded:
+    refuse_fork(torch.get_num_threads(), trains=False)
     # the file may be another program's: every misfit is a CheckpointError
     try:
         meta = parts["meta"]

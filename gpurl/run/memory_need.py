@@ -49,8 +49,8 @@ def check_memory(settings: Settings, device: torch.device, env: VecEnv | None = 
     obs_bytes = math.prod(obs.shape[1:]) * obs.dtype.itemsize
     config, population = settings.algorithm_config, settings.train.population
     num_envs, replay_size = settings.train.num_envs, getattr(config, "replay_size", 0)
-    rows = (config.horizon + 2) * num_envs * population + replay_size
-    if MOST_TIMES * (rows * obs_bytes + _bytes_of_layers(config)) <= free:
+    rows = (config.horizon + 2) * num_envs + replay_size
+    if MOST_TIMES * population * (rows * obs_bytes + _bytes_of_layers(config)) <= free:
         return
 
     # the sum

@@ -338,6 +338,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "isaac_gym:ShadowHand"): _isaac_gym(
         [512, 512, 256, 128],
         num_envs=16384,
+        schedule="kl",  # there after each epoch
         horizon=8,
         epochs=5,
         minibatches=4,

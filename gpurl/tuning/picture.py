@@ -72,7 +72,14 @@ def _draw_history(axes: "Axes", rows: Sequence[TrialRow]) -> None:
     failed = [row.number for row in rows if row.value is None and row.state in ("failed", "pruned")]
     if failed:
         low = axes.get_ylim()[0]
-        axes.plot(failed, [low] * len(failed), "x", color=INK, label="failed", clip_on=False)
+        axes.plot(
+            failed,
+            [low] * len(failed),
+            "x",
+            color=INK,
+            label="failed, or pruned without a return",
+            clip_on=False,
+        )
     axes.set_ylabel("return of the last evaluation")
     finish_axes(axes, "trial")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

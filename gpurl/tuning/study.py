@@ -3,6 +3,7 @@ either is executed: samplers and pruners are made anew, never read from it.
 """
 
 import math
+import os
 import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -196,7 +197,7 @@ def begin_or_continue(
     """
     optuna = import_optuna()
     about = _about(settings, space)
-    is_new = not storage.exists()
+    is_new = not os.path.lexists(storage)
     if not is_new:
         _check_file(storage)
         _drop_half_line(storage)
@@ -271,7 +272,7 @@ def _check_file(storage: Path) -> None:
     if storage.suffix in JOURNALS or not size:
         return
     with _reading(storage):
-        address = f"{storage.absolute().as_uri()}?mode=ro"
+        address = f"{storage.absolute().as_uri()}?mode=rw"  # a killed commit is rolled back
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.execute("SELECT study_name FROM studies").fetchall()
 
@@ -304,7 +305,10 @@ class _NoLock:
 def _backend(storage: Path) -> Any:
     optuna = import_optuna()
     if storage.suffix in DATABASES:
-        return optuna.storages.RDBStorage(f"sqlite:///{storage.absolute()}")
+        from sqlalchemy import URL  # which Optuna needs, too
+
+        url = URL.create("sqlite", database=str(storage.absolute()))
+        return optuna.storages.RDBStorage(url.render_as_string())
     file = optuna.storages.journal.JournalFileBackend(str(storage), _NoLock())
     return optuna.storages.JournalStorage(file)
 

@@ -15,7 +15,7 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 from gpurl.checkpoints.folders import latest_checkpoint
-from gpurl.checkpoints.plain_files import append_regular, replace_file
+from gpurl.checkpoints.plain_files import append_regular, make_folder, replace_file
 from gpurl.errors import GpurlError, NonFiniteError, UsageError, first_line
 from gpurl.run.config_file import as_yaml
 from gpurl.run.interrupt import StopRequest
@@ -251,9 +251,11 @@ class Tuner:
         if "returns" in outcome:
             for trial, value in zip(training.trials, outcome["returns"]):
                 self._end(trial, value, "pruned" if training.is_pruned else "")
-        elif is_stopping or "stopped" in outcome:
+        elif is_stopping:
             for trial in training.trials:  # to be continued
                 trial.set_user_attr("attempts", 0)
+        elif "stopped" in outcome:  # by somebody else's signal
+            self.waiting.append((training.trials, training.run))
         else:
             reason = str(outcome.get("error") or _how_it_died(code))
             for trial in training.trials:
@@ -335,7 +337,7 @@ def tune(plan: Plan, say: Callable[[str], object] = print) -> tuple[Tuning, int 
     optuna = import_optuna()
     folder = folder_of(plan.storage)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise UsageError(
             f"no folder {folder}: {error.strerror}; choose another --storage"
@@ -373,6 +375,10 @@ def check_plan(plan: Plan) -> None:
     if train.run_dir is not None:
         raise UsageError(
             f"trials have folders of their own, beside --storage: leave out run_dir {train.run_dir}"
+        )
+    if train.pbt:
+        raise UsageError(
+            "under pbt a return is not that of the values that were sampled: leave out pbt"
         )
     for name in plan.settings.member:
         raise UsageError(f"a tuning chooses the values of members: leave out member.{name}")

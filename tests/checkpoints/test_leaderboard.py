@@ -135,6 +135,7 @@ GOOD = {"name": "a", "score": 1.0, "step": 3, "settings": {"gamma": 0.9}}
             json.dumps({"format": 1, "entries": [GOOD | change]})
             for change in (
                 {"name": "../../etc"},
+                {"score": 10**400},
                 {"name": ""},
                 {"name": "a" * 65},
                 {"name": 5},

@@ -18,6 +18,7 @@ from gpurl.algorithms.sac import SACConfig
 from gpurl.checkpoints.leaderboard import Leaderboard
 from gpurl.engine.pbt import PopulationBasedTraining
 from gpurl.engine.population import Population
+from gpurl.errors import CheckpointError
 from gpurl.run.resume import checkpoint_parts, restore_engine
 from tests.engine.test_population import (
     ENVS,
@@ -46,10 +47,12 @@ def pbt_population(size: int = 4, algorithm: str = "ppo", **changes: Any) -> Pop
 
 
 def set_scores(engine: Population, scores: list[float]) -> None:
-    """As if each environment of a member had just ended an episode of this return."""
+    """As if each environment of a member had just ended an episode of this return, which began
+    after its last change.
+    """
     for member, score in zip(engine.members, scores, strict=True):
         member.statistics.newest[0] = score
-        member.statistics.newest[2] += 1
+        member.statistics.newest[2] += 2
 
 
 def pbt_of(engine: Population) -> PopulationBasedTraining:
@@ -102,6 +105,35 @@ def test_the_worst_goes_on_from_the_best_with_other_settings() -> None:
         f"member 0 took over member 2 (return 1 -> 9), learning_rate 0.003 -> {after:.3g}"
         in str(taken)
     )
+
+
+def test_who_takes_over_forgets_what_another_network_remembered() -> None:
+    engine = pbt_population(2, network={"memory": "gru", "memory_size": 4, "hidden": [8]})
+    iterate(engine, 1)
+    set_scores(engine, [1.0, 9.0])
+    before = [member.policy_state[0].clone() for member in engine.members]
+    assert all(memory.any() for memory in before)
+    engine._select(pbt_of(engine))
+    assert not engine.members[0].policy_state[0].any()
+    assert torch.equal(engine.members[1].policy_state[0], before[1])
+
+
+def test_an_episode_that_the_former_policy_began_does_not_count() -> None:
+    engine = pbt_population(2)
+    iterate(engine, 1)
+    set_scores(engine, [1.0, 9.0])
+    pbt = pbt_of(engine)
+    assert [each.member for each in pbt.select(set())] == [0]
+    for ended, is_ready in ((0, False), (1, False), (2, True)):
+        assert (0 in pbt.scores(set())) is is_ready, ended
+        engine.members[0].statistics.newest[2] += 1
+
+
+def test_a_checkpoint_changes_only_what_may_change() -> None:
+    algorithm = pbt_population(2).members[0].algorithm
+    state = algorithm.extra_state() | {"changed_settings": {"horizon": 10**12}}
+    with pytest.raises(CheckpointError, match="the checkpoint changes horizon, which may not"):
+        algorithm.load_extra_state(state)
 
 
 @pytest.mark.parametrize(

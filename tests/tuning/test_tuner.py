@@ -365,6 +365,7 @@ def test_wrong_plans(tmp_path: Path) -> None:
     assert "nothing of ppo is in the default space" in refusal(replace(plan, space={}))
     assert "eval_episodes is 0" in refusal(having(eval_episodes=0))
     assert "leave out run_dir x" in refusal(having(run_dir="x"))
+    assert "leave out pbt" in refusal(having(population=2, pbt=True, total_steps=100_000))
     member = {"gamma": [0.9, 0.8]}
     assert "leave out member.gamma" in refusal(having(population=2, member=member))
     (tmp_path / "file").write_text("")
