@@ -50,7 +50,9 @@ def _left_by_groups() -> Iterator[int]:
             # no limit is "max", which is no number; cached files are freed on demand
             with suppress(OSError, KeyError, ValueError):
                 left = int((folder / limit).read_text()) - int((folder / used).read_text())
-                stat = dict(row.split() for row in (folder / "memory.stat").open())
+                stat = dict(
+                    row.split() for row in (folder / "memory.stat").read_text().splitlines()
+                )
                 yield max(left + int(stat[cached]), 0)
 
 

@@ -18,7 +18,7 @@ from gpurl.algorithms.redq import REDQ, REDQConfig
 from gpurl.errors import GpurlError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.squash import squashed_sample
-from gpurl.nn.mlp import BodyConfig
+from gpurl.nn.encoders import EncoderConfig
 
 COMPARED = 10  # steps
 Batch = dict[str, Tensor]
@@ -45,7 +45,7 @@ def make_batch(job: Job) -> Batch:
 
 def gpurl_redq(job: Job) -> REDQ:
     """REDQ of gpurl."""
-    body = BodyConfig(job.hidden)
+    body = EncoderConfig(job.hidden)
     rows = job.batch_sizes[0]
     config = REDQConfig(
         batch_size=rows,

@@ -17,7 +17,8 @@ from torch import Tensor
 from benchmarks.off_policy.job import Job, Measurement, Shape, peak_mib, timed
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.errors import GpurlError
-from gpurl.nn.mlp import BodyConfig, Sequential
+from gpurl.nn.encoders import EncoderConfig
+from gpurl.nn.mlp import Sequential
 
 UPDATES = 16  # a call
 COMPARED = 300  # updates
@@ -53,7 +54,7 @@ def make_steps(job: Job, shape: Shape) -> Steps:
 
 def gpurl_sac(job: Job, shape: Shape, steps: Steps, updates: int) -> SAC:
     """SAC of gpurl, with `updates` updates in each `learn`."""
-    body = BodyConfig(job.hidden)
+    body = EncoderConfig(job.hidden)
     numbers: Any = {
         "batch_size": job.batch_sizes[0],
         "replay_size": job.size,

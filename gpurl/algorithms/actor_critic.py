@@ -288,8 +288,10 @@ class OffPolicyActorCritic(OffPolicy):
     def critic_target(self, batch: Batch) -> Tensor:
         """The targets of the critics: [B], or of distributions [B, atoms]."""
         action, entropy_cost = self.next_action(batch["next_obs"])
-        inputs = self.critic_inputs(self.target_critic, batch["next_obs"], action)
-        output = self.target_outputs(inputs)
+        # not kept in a variable: rows of inputs are the largest tensor here
+        output = self.target_outputs(
+            self.critic_inputs(self.target_critic, batch["next_obs"], action)
+        )
         return self.bellman_target(batch, output, entropy_cost)
 
     def bellman_target(self, batch: Batch, output: Tensor, entropy_cost: Tensor | None) -> Tensor:

@@ -258,7 +258,7 @@ def test_with_a_teacher_nothing_looks_at_a_tensor(
         # a checkpoint holds numbers, which these tensors have not
         spaces = made.single_observation_space, made.single_action_space
         teacher = make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device)
-        return Loaded(teacher, {}, 0, {})
+        return Loaded(teacher, {}, 0, {}, 0)
 
     monkeypatch.setattr("gpurl.run.load.load_algorithm", load)
     with FakeTensorMode(), no_host_syncs():

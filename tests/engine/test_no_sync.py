@@ -170,7 +170,8 @@ def test_the_proof_can_fail() -> None:
 
 def test_every_algorithm_and_every_environment_is_there() -> None:
     assert {algorithm for algorithm, _, _ in CASES} == set(algorithm_names())
-    assert {env for _, env, _ in CASES} == {*TORCH_ENVS, "tests.picture_envs:Seen"}
+    pictures = {f"tests.picture_envs:{name}" for name in ("Seen", "Pointing")}
+    assert {env for _, env, _ in CASES} == {*TORCH_ENVS, *pictures}
 
 
 def test_settings_of_the_proof_are_real() -> None:
