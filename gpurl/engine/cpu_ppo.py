@@ -115,11 +115,12 @@ class PpoInC:
                     )
                 )
                 if adapts:
-                    parts = {name: part.squeeze(0).float() for name, part in calls[-1].items()}
-                    algorithm.after_minibatch(next(number), parts)
-        means = {
-            name: torch.cat([parts[name] for parts in calls]).mean().float() for name in calls[0]
-        }
+                    one = {name: part.squeeze(0).float() for name, part in calls[-1].items()}
+                    algorithm.after_minibatch(next(number), one)
+        parts = calls[0]
+        if len(calls) > 1:
+            parts = {name: torch.cat([each[name] for each in calls]) for name in parts}
+        means = {name: part.mean().float() for name, part in parts.items()}
         means["loss"] = (
             config.value_coef * means["value_loss"]
             - means["surrogate"]

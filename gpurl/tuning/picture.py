@@ -77,7 +77,7 @@ def _draw_history(axes: "Axes", rows: Sequence[TrialRow]) -> None:
             [low] * len(failed),
             "x",
             color=INK,
-            label="failed, or pruned without a return",
+            label="failed",
             clip_on=False,
         )
     axes.set_ylabel("return of the last evaluation")
