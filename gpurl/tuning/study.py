@@ -305,10 +305,10 @@ class _NoLock:
 def _backend(storage: Path) -> Any:
     optuna = import_optuna()
     if storage.suffix in DATABASES:
-        from sqlalchemy import URL  # which Optuna needs, too
-
-        url = URL.create("sqlite", database=str(storage.absolute()))
-        return optuna.storages.RDBStorage(url.render_as_string())
+        path = str(storage.absolute())
+        if "?" in path:  # begins the options of a URL
+            raise UsageError(f"the storage is {path}; SQLite takes a path without ?")
+        return optuna.storages.RDBStorage(f"sqlite:///{path}")
     file = optuna.storages.journal.JournalFileBackend(str(storage), _NoLock())
     return optuna.storages.JournalStorage(file)
 
