@@ -6,7 +6,7 @@ import dataclasses
 import math
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from gpurl.algorithms.base import AlgorithmConfig
 from gpurl.checkpoints.state_files import State
@@ -20,6 +20,18 @@ def member_settings(config: type[AlgorithmConfig]) -> tuple[str, ...]:
         item.name
         for item in dataclasses.fields(config)
         if hints[item.name] in (float, float | None) and item.name not in config.fixed
+    )
+
+
+def is_list_of_numbers(value: object) -> TypeGuard[Sequence[float]]:
+    """Whether it is a list, or a tuple, of finite numbers."""
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(
+            isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
+            for each in value
+        )
     )
 
 
@@ -37,11 +49,7 @@ def member_values(config: type[AlgorithmConfig], values: object) -> dict[str, tu
                 f"members cannot differ in {name!r}; {did_you_mean(str(name), known)}They can in "
                 f"{', '.join(known)}"
             )
-        is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
-        if not is_list or not all(
-            isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
-            for each in numbers
-        ):
+        if not is_list_of_numbers(numbers):
             raise UsageError(f"member.{name} is {numbers!r}; it must be a list of numbers")
         checked[str(name)] = tuple(float(each) for each in numbers)
     return checked

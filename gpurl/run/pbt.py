@@ -3,12 +3,12 @@ ranges, and how often it selects.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpurl.algorithms.base import AlgorithmConfig
 from gpurl.errors import UsageError, did_you_mean
+from gpurl.run.members import is_list_of_numbers
 from gpurl.selection import Span
 
 SELECTIONS = 20  # of a run, unless the user says how often
@@ -31,11 +31,7 @@ def explored_ranges(
                 f"{name!r} cannot change in a run; {did_you_mean(str(name), known)}These can: "
                 f"{', '.join(known)}"
             )
-        is_list = isinstance(limits, Sequence) and not isinstance(limits, str)
-        if not is_list or not all(
-            isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
-            for each in limits
-        ):
+        if not is_list_of_numbers(limits):
             raise UsageError(f"explore.{name} is {limits!r}; it must be two numbers, low and high")
         if len(limits) != 2 or limits[0] >= limits[1]:
             got = " ".join(map(str, limits))

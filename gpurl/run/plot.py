@@ -250,16 +250,7 @@ def _draw_returns(axes: "Axes", series: Series, references: dict[str, float]) ->
         )
     axes.set_ylabel("episode return")
     finish_axes(axes, f"env steps{_wall_time(series)}", ticks=6)
-    # above the axes, where it hides neither curves nor grid
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(0.0, 1.0),
-            borderaxespad=0.2,
-            frameon=False,
-            ncols=2,
-            fontsize=8.5,
-        )
+    legend_above(axes, columns=2)
 
 
 def _what_is_missing(training: Points | None, evaluation: Points | None) -> str:
@@ -366,6 +357,23 @@ def _line(
     if len(points[0]) < 3:
         marker = "o"
     axes.plot(*points, color=color, linewidth=width, label=label, marker=marker, markersize=size)
+
+
+def legend_above(axes: "Axes", columns: int) -> bool:
+    """A legend above the axes, where it hides neither curves nor grid; False if nothing has a
+    label.
+    """
+    if not axes.get_legend_handles_labels()[0]:
+        return False
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        borderaxespad=0.2,
+        frameon=False,
+        ncols=columns,
+        fontsize=8.5,
+    )
+    return True
 
 
 def finish_axes(axes: "Axes", x_label: str, ticks: int | None = None) -> None:

@@ -15,6 +15,7 @@ from gpurl.run.plot import (
     PALE,
     STYLE,
     finish_axes,
+    legend_above,
     new_figure,
     save_figure,
 )
@@ -83,16 +84,7 @@ def _draw_history(axes: "Axes", rows: Sequence[TrialRow]) -> None:
     axes.set_ylabel("return of the last evaluation")
     finish_axes(axes, "trial")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(0.0, 1.0),
-            borderaxespad=0.2,
-            frameon=False,
-            ncols=4,
-            fontsize=8.5,
-        )
-    else:
+    if not legend_above(axes, columns=4):
         text = f"{counted(len(rows), 'trial')}, none has ended"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=INK)
 
