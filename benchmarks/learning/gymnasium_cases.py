@@ -50,7 +50,7 @@ DISCRETE_TASKS = {"cart_pole": "cart_pole", "acrobot": "acrobot", "lunar_lander"
 
 
 def _discrete_settings(algorithm: str, task: str, changes: Settings) -> Settings:
-    """rl-zoo3's settings, on CartPole over its preset, with `changes` and, for atoms, their range."""
+    """rl-zoo3's, on CartPole over its preset, with `changes` and, for atoms, their range."""
     values = merge(ZOO_CART_POLE if task == "cart_pole" else ZOO_DQN, changes)
     return values | (RANGES[task] if "atoms" in changes or algorithm == "rainbow" else {})
 
@@ -175,8 +175,8 @@ CAR_TD3: Settings = {
     "noise": "ornstein_uhlenbeck",
     "noise_std": 0.5,
 }
-# rl-zoo3's rollouts, discount and lambda, on more environments at a higher rate. With 16 steps, 0.95
-# and 7e-4 A2C stays at -880 on Pendulum, and on MountainCarContinuous pushes all the time
+# rl-zoo3's rollouts, discount and lambda, on more environments at a higher rate. With 16 steps,
+# 0.95 and 7e-4 A2C ends at -880 on Pendulum, and on MountainCarContinuous it pushes all the time
 A2C_PENDULUM: Settings = {
     "num_envs": 64,
     "horizon": 8,
