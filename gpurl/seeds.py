@@ -7,26 +7,31 @@ from pathlib import Path
 
 from gpurl.api import Run, run
 from gpurl.errors import GpurlError, UsageError
-from gpurl.run.callbacks import Callback
+from gpurl.run.callbacks import make_callbacks
 from gpurl.run.comparison import Group, compare_runs, plot_comparison
 from gpurl.run.settings import Settings, make_settings
+from gpurl.runs_beside import run_beside
 
 log = logging.getLogger("gpurl")
 
 
 def train_seeds(
-    algorithm: str, env: str, seeds: int | Sequence[int] = 5, **settings: object
+    algorithm: str,
+    env: str,
+    seeds: int | Sequence[int] = 5,
+    jobs: int = 1,
+    **settings: object,
 ) -> list[Run]:
-    """Train `algorithm` on `env` once for each seed, one after another; names and settings as for
-    `gpurl.train`.
+    """Train `algorithm` on `env` once for each seed; names and settings as for `gpurl.train`.
 
-    seeds: a number of seeds from `seed` on, or the seeds. A training that fails is logged, and the
-    next seed is trained; the last failure is raised if all fail. A signal ends the whole.
+    seeds: a number of seeds from `seed` on, or the seeds. jobs: trainings at a time, from two on
+    each in a process with one thread, unless `threads` is set. A training that fails is logged, and
+    the next seed is trained; the last failure is raised if all fail. A signal ends the whole.
     """
     first = make_settings(algorithm, env, **settings)
     if isinstance(seeds, int):
         seeds = range(first.train.seed, first.train.seed + seeds)
-    finished, failed = run_seeds(first, seeds)
+    finished, failed = run_seeds(first, seeds, jobs=jobs)
     if failed and not finished:
         raise failed[-1]
     return finished
@@ -36,25 +41,31 @@ def run_seeds(
     settings: Settings,
     seeds: Sequence[int],
     command: Sequence[str] = (),
-    make_callbacks: Callable[[], Sequence[Callback]] = tuple,
+    callbacks: Sequence[str] = (),
     after: Callable[[Run], object] = lambda finished: None,
+    jobs: int = 1,
 ) -> tuple[list[Run], list[GpurlError]]:
-    """(the finished runs, the errors of those that failed); ends early after a signal.
+    """(the finished runs, the errors of those that failed), in the order of `seeds`; ends early
+    after a signal.
 
-    command: for the runs' command.txt. make_callbacks: new ones for each run. after: called with
-    each finished run.
+    command: for the runs' command.txt. callbacks: names of classes, of which each run has new
+    instances. after: called with each run as it ends. jobs: trainings at a time.
     """
     if not seeds:
         raise UsageError(f"seeds must be at least 1, got {len(seeds)}")
+    each_settings = [_with_seed(settings, seed) for seed in seeds]
+    make_callbacks(callbacks)  # or an error, before anything starts
+    if jobs > 1:
+        return run_beside(each_settings, jobs, command, callbacks, after)
     finished: list[Run] = []
     failed: list[GpurlError] = []
-    for seed in seeds:
+    for each in each_settings:
         try:
-            one = run(_with_seed(settings, seed), command=command, callbacks=make_callbacks())
+            one = run(each, command=command, callbacks=make_callbacks(callbacks))
         except UsageError:  # of every seed
             raise
         except GpurlError as error:
-            log.error("seed %d failed: %s", seed, error)
+            log.error("seed %d failed: %s", each.train.seed, error)
             failed.append(error)
             continue
         finished.append(one)

@@ -41,7 +41,7 @@ LAYERS = (
     {"guards"},
     {"engine"},
     {"run", "video"},
-    {"api", "seeds", "tuning", "policy", "model_soup", "export", "adapters"},
+    {"api", "seeds", "runs_beside", "tuning", "policy", "model_soup", "export", "adapters"},
     {"cli", "__init__", "__main__"},
 )
 LINKS = (ROOT / "gpurl" / "envs", ROOT / "gpurl" / "kernels")

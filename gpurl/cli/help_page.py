@@ -42,6 +42,8 @@ COMMON = {
     *("teacher", "dataset", "network.hidden", "network.activation", "network.memory"),
     *("actor_network.hidden", "critic_network.hidden"),
 }
+# options of a command that are changed seldom
+RARE = {"max_restarts"}
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def _typed(value: object) -> str:
 def _common(title: str, lines: list[Line], settings: Settings, command: type) -> list[Line]:
     """Those of the short page."""
     if title != settings.env:
-        names = COMMON | {item.name for item in dataclasses.fields(command)}
+        names = COMMON | {item.name for item in dataclasses.fields(command)} - RARE
         return [line for line in lines if line.name in names]
     if len(lines) <= MAX_OWN_OPTIONS:
         return lines

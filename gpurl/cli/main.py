@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
@@ -20,7 +20,7 @@ from gpurl.run.terminal import fill_standard_streams, say
 
 if TYPE_CHECKING:
     from gpurl.api import Run
-    from gpurl.run.callbacks import Callback
+    from gpurl.cli.settings import TrainOptions
     from gpurl.run.settings import Settings
 
 USAGE = """usage: gpurl COMMAND ...
@@ -28,7 +28,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train ALGORITHM ENV [settings]          train; --help shows the settings, --help-all all
   gpurl train --resume RUN [settings]           continue a run
   gpurl train ... --callback MODULE:CLASS       with your own callback
-  gpurl train ... --seeds 5                     one run for each seed, and their mean
+  gpurl train ... --seeds 5 [--jobs 1]          one run for each seed, and their mean
   gpurl train ... --processes 4                 one agent on four GPUs
   gpurl train ... --population 5                five agents at once in one run
   gpurl tune ALGORITHM ENV [--trials 30]        search for good settings (needs Optuna)
@@ -164,33 +164,29 @@ def train(words: list[str]) -> int:
     from gpurl.run.callbacks import make_callbacks
 
     command = ["gpurl", "train", *words]
-    names = list(options.callback)
     if options.seeds > 1:
-        return _train_seeds(settings, options.seeds, command, lambda: make_callbacks(names))
-    finished = run(settings, options.resume, command, callbacks=make_callbacks(names))
+        return _train_seeds(settings, options, command)
+    callbacks = make_callbacks(options.callback)
+    finished = run(settings, options.resume, command, callbacks=callbacks)
     if not settings.train.quiet and finished.rank == 0:
         say(finished.summary())
     return _exit_code(finished)
 
 
-def _train_seeds(
-    settings: "Settings",
-    count: int,
-    command: list[str],
-    callbacks: "Callable[[], Sequence[Callback]]",
-) -> int:
-    """Train several seeds one after another, print each and their mean."""
+def _train_seeds(settings: "Settings", options: "TrainOptions", command: list[str]) -> int:
+    """Train several seeds, print each and their mean."""
     from gpurl.run.comparison import comparison_table
     from gpurl.seeds import compare_seeds, run_seeds
 
     is_quiet = settings.train.quiet
-    seeds = range(settings.train.seed, settings.train.seed + count)
+    seeds = range(settings.train.seed, settings.train.seed + options.seeds)
     runs, failed = run_seeds(
         settings,
         seeds,
         command,
-        callbacks,
+        options.callback,
         after=lambda finished: None if is_quiet else say(f"{finished.summary()}\n"),
+        jobs=options.jobs,
     )
     codes = [_exit_code(one) for one in runs] + [error.exit_code for error in failed]
     # the mean needs scipy, and a return of each run: the trainings are done all the same

@@ -75,6 +75,10 @@ class ProgressLine:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Before other lines are printed."""
         if self._is_live and not self._is_muted:
             say(ERASE, is_error=True, end="")
 

@@ -5,9 +5,6 @@ Messages are lines of JSON: the job comes on standard input, reports go to stand
 """
 
 import json
-import os
-import select
-import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -17,7 +14,8 @@ from typing import IO, Any
 from gpurl.api import run
 from gpurl.checkpoints.folders import latest_checkpoint
 from gpurl.errors import GpurlError
-from gpurl.run.callbacks import Callback, RunView
+from gpurl.run.callbacks import RunView
+from gpurl.run.child import EndsWithParent, reports_of_child, send
 from gpurl.run.run_folder import lock_run
 from gpurl.run.settings import make_settings
 
@@ -29,8 +27,7 @@ SECONDS_TO_END = 120.0
 def main() -> int:
     """Train as the job on standard input says; returns the exit code."""
     # what is printed is no message: it goes into the trial's log
-    reports = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    reports = reports_of_child()
     job = json.loads(sys.stdin.readline())
     outcome = train(job, sys.stdin, reports)
     send(reports, outcome)
@@ -58,16 +55,6 @@ def train(job: Mapping[str, Any], answers: IO[str], reports: IO[str]) -> dict[st
     return {"returns": returns_of(finished.outcome.evaluation, settings.train.population)}
 
 
-def send(reports: IO[str], message: Mapping[str, Any]) -> bool:
-    """False where nobody reads any more."""
-    try:
-        reports.write(f"{json.dumps(message)}\n")
-        reports.flush()
-    except OSError:
-        return False
-    return True
-
-
 def returns_of(values: Mapping[str, float], population: int) -> list[float | None]:
     """The evaluated return of each member, None for a lost one; of an evaluation as it is
     logged.
@@ -77,41 +64,24 @@ def returns_of(values: Mapping[str, float], population: int) -> list[float | Non
     return [values.get(f"members/{k}/eval_reward") for k in range(population)]
 
 
-class Reporter(Callback):
+class Reporter(EndsWithParent):
     """Sends evaluations to the tuning and ends the run if it says so, or is gone."""
 
     def __init__(
         self, population: int, total_steps: int, answers: IO[str], reports: IO[str]
     ) -> None:
+        super().__init__(answers, reports)
         self.population = population
         self.total_steps = total_steps
-        self.answers = answers
-        self.reports = reports
-        self.is_alone = False
-        self._poll = select.poll()
-        self._poll.register(answers, select.POLLIN | select.POLLHUP)
-
-    def after_iteration(self, run: RunView, metrics: object) -> None:
-        # unasked, only the end of the pipe can be there
-        if self._poll.poll(0):
-            self._end_alone()
 
     def after_evaluation(self, run: RunView, values: dict[str, float]) -> None:
         message = {"steps": run.steps, "returns": returns_of(values, self.population)}
         is_last = run.steps >= self.total_steps
         if not send(self.reports, message | {"asks": not is_last}):
-            self._end_alone()
+            self.end_alone()
         elif not is_last:
             answer = self.answers.readline().strip()
             if answer == STOP:
                 run.stop("pruned")
             elif answer != GO_ON:
-                self._end_alone()
-
-    def _end_alone(self) -> None:
-        """Save and end as by a signal, without an evaluation: the next tuning goes on from here. A
-        second signal would end the process at once.
-        """
-        if not self.is_alone:
-            self.is_alone = True
-            signal.raise_signal(signal.SIGTERM)
+                self.end_alone()

@@ -2,21 +2,17 @@
 
 import json
 import math
-import os
 import queue
-import signal
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 from gpurl.checkpoints.folders import latest_checkpoint
 from gpurl.checkpoints.plain_files import append_regular, make_folder, replace_file
 from gpurl.errors import GpurlError, NonFiniteError, UsageError, first_line
+from gpurl.run.child import Child, how_it_died
 from gpurl.run.config_file import as_yaml
 from gpurl.run.interrupt import StopRequest
 from gpurl.run.run_folder import lock_run
@@ -28,10 +24,6 @@ from gpurl.tuning.trial import GO_ON, STOP
 POLL_SECONDS = 0.2
 FAILURES = 5  # of the first trials, after which nothing else is tried
 BEST_FILE = "best.yaml"
-START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from gpurl.tuning.trial import main; sys.exit(main())"
-)
 
 
 @dataclass(frozen=True)
@@ -60,48 +52,8 @@ class Training:
         self.run = run
         self.outcome: dict[str, Any] = {}
         self.is_pruned = False
-        self._messages = messages
         with append_regular(folder / f"{run}.log") as output:
-            # the modules come from where this process has them
-            paths = [path for path in sys.path if path] + [os.getcwd()] * ("" in sys.path)
-            # a session of its own: Ctrl-C is for the tuning, which passes it on
-            self.process = Popen(  # noqa: S603 - this Python
-                [sys.executable, "-c", START, json.dumps(paths)],
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=output,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-                start_new_session=True,
-            )
-        threading.Thread(target=self._receive, name=f"gpurl-{run}", daemon=True).start()
-
-    def _receive(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                with suppress(ValueError):
-                    self._messages.put((self, json.loads(line)))
-        self._messages.put((self, None))
-
-    def send(self, text: str) -> None:
-        """One line; nothing happens if the process has ended."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.write(f"{text}\n")
-            self.process.stdin.flush()
-
-    def stop(self) -> None:
-        """Ask it to save and end."""
-        with suppress(OSError):
-            self.process.terminate()
-
-    def close(self) -> int:
-        """The exit code of the process, which has ended or does so now."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-        return self.process.wait()
+            self.child = Child("gpurl.tuning.trial:main", self, messages, output)
 
 
 class Tuner:
@@ -145,15 +97,15 @@ class Tuner:
                     if stop.signal_number is not None and not is_stopping:
                         is_stopping = True
                         for training in self.running:
-                            training.stop()
+                            training.child.stop()
                     with suppress(queue.Empty):
                         training, message = self.messages.get(timeout=POLL_SECONDS)
                         self._receive(training, message, is_stopping)
                 return stop.signal_number
         finally:
             for training in self.running:
-                training.stop()
-                training.close()
+                training.child.stop()
+                training.child.close()
 
     def _begin_some(self, is_stopping: bool) -> bool:
         """Begin trainings while there is room; returns whether it did."""
@@ -197,7 +149,7 @@ class Tuner:
             "run_dir": str(self.tuning.folder / run),
             "command": self.plan.command,
         }
-        training.send(json.dumps(job))
+        training.child.send(json.dumps(job))
 
     def _settings_of(self, trials: Sequence[Any]) -> Settings:
         """The settings of the run that trains these trials."""
@@ -227,7 +179,7 @@ class Tuner:
     def _receive(self, training: Training, message: Any, is_stopping: bool) -> None:
         if message is None:
             self.running.remove(training)
-            self._conclude(training, training.close(), is_stopping)
+            self._conclude(training, training.child.close(), is_stopping)
         elif "steps" in message:
             self._report(training, message)
         else:
@@ -243,7 +195,7 @@ class Tuner:
                 wants_stop.append(trial.should_prune())
         if message["asks"]:
             training.is_pruned = bool(wants_stop) and all(wants_stop)
-            training.send(STOP if training.is_pruned else GO_ON)
+            training.child.send(STOP if training.is_pruned else GO_ON)
 
     def _conclude(self, training: Training, code: int, is_stopping: bool) -> None:
         """Tell Optuna how the trials of a process ended."""
@@ -257,7 +209,7 @@ class Tuner:
         elif "stopped" in outcome:  # by somebody else's signal
             self.waiting.append((training.trials, training.run))
         else:
-            reason = str(outcome.get("error") or _how_it_died(code))
+            reason = str(outcome.get("error") or how_it_died(code))
             for trial in training.trials:
                 self._end(trial, None, reason, int(outcome.get("code", 1)))
 
@@ -309,12 +261,6 @@ def run_name(trials: Sequence[Any]) -> str:
     """`trial_0003`, or `trials_0008_0015` of a population."""
     first, last = trials[0].number, trials[-1].number
     return f"trial_{first:04d}" if first == last else f"trials_{first:04d}_{last:04d}"
-
-
-def _how_it_died(code: int) -> str:
-    if code < 0:
-        return f"its process was ended by signal {-code} ({signal.Signals(-code).name})"
-    return f"its process ended with {code}"
 
 
 def _said(value: float | None) -> str:

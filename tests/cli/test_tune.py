@@ -37,7 +37,7 @@ def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpurl.tuning import tuner
     from tests.tuning.near_processes import ThreadProcess
 
-    monkeypatch.setattr(tuner, "Popen", ThreadProcess)
+    monkeypatch.setattr("gpurl.run.child.Popen", ThreadProcess)
     monkeypatch.setattr("gpurl.run.records.versions", dict)
 
 

@@ -1,24 +1,39 @@
 """One training for each of several seeds, and their mean."""
 
+import json
 import re
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import gpurl
 from gpurl import seeds as module
-from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.cli.main import main
 from gpurl.errors import EnvError, NonFiniteError, UsageError
+from gpurl.run.callbacks import RunView
+from gpurl.run.run_folder import lock_run
 from gpurl.seeds import compare_seeds, train_seeds
-from tests.small_runs import ITERATION, SMALL
+from tests.small_runs import ITERATION, SMALL, assert_same, start
+from tests.tiny_envs import RandomWalk
 
 SETTINGS: dict[str, Any] = SMALL | {"total_steps": 2 * ITERATION, "eval_every": ITERATION}
 WORDS = [
     *("ppo", "pendulum", "num_envs=16", "horizon=8", "minibatches=2", "eval_episodes=4"),
     *("device=cpu", "network.hidden=16", f"total_steps={2 * ITERATION}", f"eval_every={ITERATION}"),
 ]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_each_seed_is_the_run_of_that_seed(tmp_path: Path) -> None:
@@ -91,7 +106,92 @@ def test_the_command_prints_each_run_and_the_mean(
     assert capsys.readouterr().err.startswith("no mean over seeds: ")
 
 
-@pytest.mark.parametrize("words", [["--seeds", "0"], ["--seeds", "2", "--resume", "x"]])
-def test_wrong_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_beside_each_other_they_are_the_same_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, f"run_dir={tmp_path}", "--seeds", "2", "--jobs", "2"]
+    assert main(["train", *words, "--callback", "tests.run.test_seeds:Marks"]) == 0
+    out = capsys.readouterr().out
+    assert len(re.findall(r"^run folder ", out, re.MULTILINE)) == 2
+    assert f"ppo: 2 seeds, {2 * ITERATION} steps, mean -" in out
+    for seed in (0, 1):
+        folder = tmp_path / f"seed_{seed}"
+        assert (folder / "marked").exists()
+        alone = gpurl.train(
+            "ppo", "pendulum", seed=seed, run_dir=str(tmp_path / f"{seed}"), threads=1, **SETTINGS
+        )
+        models = [load_checkpoint(each)[0]["model"] for each in (folder, alone.folder)]
+        assert_same(*models)
+
+
+class Marks(gpurl.Callback):
+    """Leaves a file in the run's folder."""
+
+    def on_end(self, run: RunView) -> None:
+        (run.folder / "marked").touch()
+
+
+class FailsWithOddSeeds(RandomWalk):
+    """Rewards are not finite."""
+
+    def __init__(self, num_envs: int, device: str = "cpu", seed: int = 0, **options: Any) -> None:
+        super().__init__(num_envs, device, seed, **options)
+        self.is_odd = seed % 2 == 1
+
+    def transition(self, state: Any, action: Tensor, rng: Any) -> Any:
+        state, reward, terminated = super().transition(state, action, rng)
+        return state, reward / (0.0 if self.is_odd else 1.0), terminated
+
+
+def test_a_process_that_fails_costs_its_seed_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = SETTINGS | {"eval_episodes": 0, "nan": "raise", "run_dir": str(tmp_path)}
+    runs = train_seeds("ppo", f"{__name__}:FailsWithOddSeeds", 3, jobs=3, **settings)
+    assert [run.folder.name for run in runs] == ["seed_0", "seed_2"]
+    assert "seed 1 failed: " in caplog.text
+    # what is wrong with all of them is one error
+    with pytest.raises(UsageError, match="already holds files") as raised:
+        train_seeds("ppo", "pendulum", 2, jobs=2, **settings)
+    assert str(tmp_path / "seed_") in str(raised.value)
+
+
+def test_ctrl_c_saves_the_runs_beside_each_other(tmp_path: Path) -> None:
+    words = [*WORDS[:-2], "eval_episodes=0", "total_steps=1000000000", "save_every=1i"]
+    command = ["train", *words, f"run_dir={tmp_path}", "--seeds", "3", "--jobs", "2"]
+    parent = start(command, start_new_session=True)
+    folders = [tmp_path / "seed_0", tmp_path / "seed_1"]
+    wait_until(lambda: all(map(latest_checkpoint, folders)) or parent.poll() is not None)
+    parent.send_signal(signal.SIGINT)
+    _, errors = parent.communicate(timeout=60)
+    assert parent.returncode == 128 + signal.SIGINT, errors
+    for folder in folders:
+        steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
+        assert load_checkpoint(folder)[0]["trainer"]["steps"] >= max(steps)
+    assert not (tmp_path / "seed_2").exists()
+
+
+def test_they_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    words = [*WORDS[:-2], "eval_episodes=0", "total_steps=1000000000", "save_every=1i"]
+    parent = start(["train", *words, f"run_dir={tmp_path}", "--seeds", "2", "--jobs", "2"])
+    folders = [tmp_path / "seed_0", tmp_path / "seed_1"]
+    wait_until(lambda: all(map(latest_checkpoint, folders)) or parent.poll() is not None)
+    parent.kill()
+    parent.communicate(timeout=60)
+    for folder in folders:
+        with lock_run(folder, seconds=60.0):  # free once the training has ended
+            pass
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--seeds", "0"], "--seeds"),
+        (["--seeds", "2", "--resume", "x"], "--seeds"),
+        (["--seeds", "2", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["--jobs", "2"], "--jobs 2 goes with --seeds"),
+    ],
+)
+def test_wrong_words(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *(WORDS if "--resume" not in words else []), *words]) == 2
-    assert "--seeds" in capsys.readouterr().err
+    assert named in capsys.readouterr().err

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gpurl.run import records
-from gpurl.tuning import study, trial, tuner
+from gpurl.run import child, records
+from gpurl.tuning import study, trial
 
 
 class ThreadProcess:
@@ -31,10 +31,10 @@ class ThreadProcess:
     def _train(self, answers: Any, reports: Any) -> None:
         with answers, reports:
             outcome = trial.train(json.loads(answers.readline()), answers, reports)
-            trial.send(reports, outcome)
+            child.send(reports, outcome)
             self._code = int(outcome.get("code", 0))
 
-    def terminate(self) -> None:
+    def send_signal(self, number: int) -> None:
         """Nothing: a thread has no signals."""
 
     def wait(self) -> int:
@@ -70,8 +70,8 @@ class ForkProcess:
         self.stdin = os.fdopen(own_answers, "w")
         self.stdout = os.fdopen(reports)
 
-    def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
     def wait(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -83,7 +83,7 @@ def fork_trainings() -> None:
     """
     import gpurl.cli.tune
 
-    tuner.Popen = ForkProcess  # type: ignore[misc, assignment]
+    child.Popen = ForkProcess  # type: ignore[misc, assignment]
     study.MAX_ATTEMPTS = 99
     records.versions = dict  # type: ignore[assignment]
     gpurl.cli.tune.plot_tuning = lambda rows, importances, title, path: path

@@ -34,7 +34,7 @@ BAD_BATCHES = {"minibatches": Dimension("minibatches", choices=(3,))}
 
 @pytest.fixture(autouse=True)
 def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Popen", ThreadProcess)
+    monkeypatch.setattr("gpurl.run.child.Popen", ThreadProcess)
     # the versions of all packages take longer to read than these runs
     monkeypatch.setattr("gpurl.run.records.versions", dict)
 
@@ -200,7 +200,7 @@ def test_a_process_that_dies_fails_its_trial_only(
             with answers, reports:
                 reports.write("no JSON\n")
 
-    monkeypatch.setattr(module, "Popen", Dying)
+    monkeypatch.setattr("gpurl.run.child.Popen", Dying)
     tuning, _ = tune(small_plan(tmp_path, 3), Log())
     states = {row.number: (row.state, row.reason) for row in tuning.rows()}
     killed = ("failed", "its process was ended by signal 9 (SIGKILL)")
@@ -308,6 +308,7 @@ class Recorder:
         self.outcome: dict[str, Any] = {}
         self.is_pruned = False
         self.heard: list[str] = []
+        self.child = self
 
     def send(self, text: str) -> None:
         self.heard.append(text)
