@@ -34,7 +34,6 @@ def needs_optuna() -> None:
 @pytest.fixture
 def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_optuna()
-    from gpurl.tuning import tuner
     from tests.tuning.near_processes import ThreadProcess
 
     monkeypatch.setattr("gpurl.run.child.Popen", ThreadProcess)
