@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.learning.outcomes import Outcome
 from benchmarks.learning.published import published
 from benchmarks.learning.results import Point
-from gpurl.run.plot import STYLE
+from gpurl.run.plot import STYLE, plain_labels
 from gpurl.run.scores import band, interpolate
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _draw_panel(axes: "Axes", title: str, members: list[Outcome], axis: str) -> 
     # short trainings beside long ones
     if max(ends) > MAX_SPREAD * min(ends):
         axes.set_xscale("log")
+        plain_labels(axes)
     axes.set_title(title, fontsize=9.5, loc="left")
     axes.set_xlabel(label)
     axes.set_ylabel("return")

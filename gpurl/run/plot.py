@@ -376,15 +376,27 @@ def legend_above(axes: "Axes", columns: int) -> bool:
     return True
 
 
+def plain_labels(axes: "Axes") -> None:
+    """Numbers beside logarithmic axes: their own labels are formulas, see STYLE."""
+    from matplotlib.ticker import NullFormatter
+
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(NullFormatter())
+
+
 def finish_axes(axes: "Axes", x_label: str, ticks: int | None = None) -> None:
     """Grid, label, and 20k or 1.5M for large numbers. ticks: at most so many intervals along x."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.grid(color=PALE, linewidth=0.6)
+    plain_labels(axes)
     if ticks is not None:
         axes.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 5, 10]))
     axes.set_xlabel(x_label)
-    if max(map(abs, axes.get_xlim())) >= 1e3:  # 0.5 minutes are not 500m
+    # 0.5 minutes are not 500m
+    if axes.get_xscale() == "linear" and max(map(abs, axes.get_xlim())) >= 1e3:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if axes.get_yscale() == "linear" and max(map(abs, axes.get_ylim())) >= 1e4:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))

@@ -271,6 +271,18 @@ def test_labels_of_ticks_do_not_collide(tmp_path: Path, drawn: list[Figure]) -> 
         assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
 
 
+def test_a_logarithmic_axis_has_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
+    """No formulas as text: a `$` in the name of a run is one."""
+    losses = [100.0, 10.0, 1.0, 0.1, 0.01]
+    log = [{"step": 1000 * k, "train/value_loss": loss} for k, loss in enumerate(losses)]
+    plot_curve(write_log(tmp_path, *log))
+    (axes,) = [each for each in drawn[0].axes if each.get_ylabel() == "value loss"]
+    assert axes.get_yscale() == "log"
+    labels = [label.get_text() for label in axes.get_yticklabels(which="both")]
+    assert {"0.01", "1", "100"} <= {*labels}
+    assert not any("$" in label for label in labels)
+
+
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     good = b'{"step": 1, "a": 1.5, "b": null}\n'
     damaged = b'{"a": 1}\n{"step": null, "a": 9}\n{"step": 2, "a": "x"}\n'
