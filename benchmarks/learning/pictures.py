@@ -84,7 +84,7 @@ def _panel(outcome: Outcome) -> str:
     case = outcome.case
     size = (
         f", {case.settings['num_envs']} environments"
-        if case.env == "chasing" and ("num_envs" in case.settings)
+        if "num_envs" in case.settings and (case.env == "chasing" or case.group == "presets")
         else ""
     )
     prefix = f"{case.algorithm} on " if case.group == "peers" else ""
@@ -125,6 +125,6 @@ def _draw_panel(axes: "Axes", title: str, members: list[Outcome], axis: str) -> 
 def _line(outcome: Outcome) -> str:
     """The case's name without the task."""
     case = outcome.case
-    if case.group == "wall_clock":
+    if case.group in ("wall_clock", "presets"):
         return case.algorithm
     return case.name.replace(f"-{case.task}", "")
