@@ -82,6 +82,18 @@ def _make_mjlab(
         return importlib.import_module("mjlab.envs").ManagerBasedRlEnv(config, device=device)
 
 
+def registered_groups(task: str) -> tuple[list[str], list[str]]:
+    """Observation groups of policy and critic with which mjlab trains its own `task`; none of other
+    tasks.
+    """
+    name = task.rpartition(":")[2]
+    registry = sys.modules.get("mjlab.tasks.registry")
+    if registry is None or name in gymnasium.registry or name not in registry.list_tasks():
+        return [], []
+    groups = getattr(registry.load_rl_cfg(name), "obs_groups", {})
+    return list(groups.get("actor", ())), list(groups.get("critic", ()))
+
+
 def parse_overrides(text: str) -> dict[str, Any]:
     """{name: value} of words like `sim.dt=0.01 "name=two words"`; values as in YAML."""
     values = {}

@@ -19,7 +19,7 @@ from gpurl.envs._autoreset import check_autoreset_mode, check_partial_reset, fin
 from gpurl.envs._counting_env import AT_END, CountingEnv, select
 from gpurl.envs._managed_robot import action_names, describe_robot, observation_names
 from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, to_gymnasium, torch_arrays
-from gpurl.envs._torch_tasks import make_torch_task
+from gpurl.envs._torch_tasks import make_torch_task, registered_groups
 from gpurl.envs.numpy.spaces import Batch
 from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.vec_env import Info, Options, Timestep, describe
@@ -37,8 +37,9 @@ class TorchVector(CountingEnv):
 
     Observations: of a dict with a group `policy` or `actor` the policy gets that group; the group
     `critic` or `privileged` becomes the `state` of critics. obs_groups and state_groups name other
-    groups for them, several in one row. Groups that neither gets are named in a warning. Other
-    dicts and tuples are flattened as by Gymnasium.
+    groups for them, several in one row; without them mjlab's tasks have those that they are
+    registered with. Groups that neither gets are named in a warning. Other dicts and tuples are
+    flattened as by Gymnasium.
 
     Resets: as in metadata["autoreset_mode"], by default in the same step; with `auto_reset` false
     (on the environment or its `cfg`) the adapter resets environments whose episode ended, and the
@@ -136,6 +137,8 @@ class TorchVector(CountingEnv):
         self._arrays = torch_arrays(device, self.across_devices)
         observation, action = map(to_gymnasium, spaces)
         chosen = self.obs_groups.split(), self.state_groups.split()
+        if not any(chosen):
+            chosen = registered_groups(self.task)
         groups = make_groups(observation, self._arrays, *chosen)
         if groups.unread and not any(chosen):
             self._warn_of_unread(groups.unread)

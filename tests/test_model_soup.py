@@ -15,6 +15,7 @@ from gpurl.api import evaluate_run
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.cli.main import main
 from gpurl.errors import UsageError
+from gpurl.run.listing import find_runs
 from gpurl.run.load import load_members
 from tests.small_runs import small_run
 
@@ -35,6 +36,9 @@ def test_a_soup_is_a_run_of_one_agent(
     order = [each.member for each in members]
     assert f"members {', '.join(map(str, order))}: return 1.000 over other episodes" in out
     assert f"run folder {folder}" in out
+    # it is listed as what it is, not as a training that failed
+    (entry,) = find_runs(folder)
+    assert (entry.state, entry.reason) == ("finished", "written without a training")
     # its weights are the mean of theirs
     soup = gpurl.load(folder).algorithm
     weights = [each.algorithm.optimizers["policy"].flat for each in members]

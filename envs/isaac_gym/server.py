@@ -252,16 +252,35 @@ def task_names(family: str) -> List[str]:
         if spec is None or not spec.origin:
             raise ImportError("it is not installed")
         folder = _config_folder(spec.origin, "task")
-        files = [name for name in sorted(os.listdir(folder)) if name.endswith(".yaml")]
-        return [name[:-5] for name in files if _names_a_task(os.path.join(folder, name))]
+        names = [name[:-5] for name in sorted(os.listdir(folder)) if name.endswith(".yaml")]
+        return [name for name in names if _names_a_task(folder, name)]
     importlib.import_module("legged_gym.envs")  # registers its tasks
     return sorted(importlib.import_module("legged_gym.utils").task_registry.task_classes)
 
 
-def _names_a_task(path: str) -> bool:
-    """Whether a configuration is that of a task: parts of others, as FactoryBase, have no name."""
+def _names_a_task(folder: str, config: str) -> bool:
+    """Whether a configuration is that of a task: it has a name, of its own or from one that it
+    extends, as AllegroKukaLSTM does. Parts of others, as FactoryBase, have none.
+    """
+    path = os.path.join(folder, config + ".yaml")
+    if not os.path.isfile(path):
+        return False
     with open(path) as file:
-        return re.search(r"""^[ ]*["']?name["']?[ ]*:""", file.read(), re.MULTILINE) is not None
+        text = file.read()
+    if re.search(r"""^[ ]*["']?name["']?[ ]*:""", text, re.MULTILINE):
+        return True
+    return any(_names_a_task(folder, name) for name in _extended_configs(text) if name != config)
+
+
+def _extended_configs(text: str) -> List[str]:
+    """The plain words in the list of defaults of a configuration: files of the same folder."""
+    _, _, rest = ("\n" + text).partition("\ndefaults:\n")
+    names = []
+    for line in rest.splitlines():
+        if line.strip() and not re.match(r"[ ]*[-#]", line):
+            break  # the list has ended
+        names += re.findall(r"^[ ]*-[ ]*(\w+)[ ]*$", line)
+    return names
 
 
 def _config_folder(package_file: str, *parts: str) -> str:
@@ -307,6 +326,7 @@ def make_isaacgymenvs(
     import isaacgymenvs
     from hydra import compose, initialize_config_dir
 
+    sim_device = "cpu:0" if device == "cpu" else device  # AllegroKuka reads the index
     # the configuration: our settings, then the user's
     folder = _config_folder(isaacgymenvs.__file__)
     settings = [
@@ -314,7 +334,7 @@ def make_isaacgymenvs(
         "num_envs={}".format(num_envs),
         "headless=True",
         "pipeline=" + ("cpu" if device == "cpu" else "gpu"),
-        "sim_device=" + device,
+        "sim_device=" + sim_device,
         "rl_device=" + device,
     ]
     trainings = sorted(os.listdir(os.path.join(folder, "train")))
@@ -338,7 +358,7 @@ def make_isaacgymenvs(
         seed=seed,
         task=task,
         num_envs=num_envs,
-        sim_device=device,
+        sim_device=sim_device,
         rl_device=device,
         graphics_device_id=0,
         headless=True,
@@ -449,6 +469,7 @@ class Simulation:
         # clock at the first observation of an episode
         self.restarts_later = not is_legged and self._restarts_in_next_step()
         self.first_clock = min(int(self._clock().min()), 1) if self.restarts_later else 0
+        self.num_states = self._num_states()
         # an episode ends at the clock max_episode_length + after_limit
         after_limit = 1 if is_legged else -1
         # Factory and IndustReal use the clock of environment 0 for all
@@ -467,7 +488,7 @@ class Simulation:
         else:
             clip_obs = getattr(self.env, "clip_obs", float("inf"))
         return {
-            "sizes": [self.num_envs, int(self.env.num_obs), self._num_states(), self.num_actions],
+            "sizes": [self.num_envs, int(self.env.num_obs), self.num_states, self.num_actions],
             "clip_obs": float(clip_obs),
             "max_action": max_action,
             "restarts_later": self.restarts_later,
@@ -539,6 +560,12 @@ class Simulation:
         self.torch.manual_seed(seed)
 
     def _num_states(self) -> int:
+        """Size of the critic's observations, after at least one step of the task; 0 if it only
+        declares them: AllegroKuka never writes its states, and NVIDIA's critic of it sees obs.
+        """
+        written = getattr(self.env, "states_buf", None)
+        if written is not None and not bool(written.any()):
+            return 0
         for name in ("num_states", "num_privileged_obs"):
             if getattr(self.env, name, None):
                 return int(getattr(self.env, name))
@@ -582,9 +609,7 @@ class Simulation:
 
     def share(self, memory_file: int, handles: List[str]) -> None:
         """Open the tensors that the trainer shares."""
-        layout = layout_of(
-            self.num_envs, int(self.env.num_obs), self._num_states(), self.num_actions
-        )
+        layout = layout_of(self.num_envs, int(self.env.num_obs), self.num_states, self.num_actions)
         if self.device.type == "cuda":
             self.shared = CudaTensors(layout, self.device, handles)
         else:
@@ -638,7 +663,7 @@ class Simulation:
         obs, *states, reward, done, extras = result
         state = states[0] if states else None
         if isinstance(obs, dict):
-            state = obs.get("states")
+            state = obs.get("states") if self.num_states else None
             obs = obs["obs"]
         values = {
             "obs": obs,

@@ -10,6 +10,7 @@ from gpurl.envs.registry import env_options, option_types, resolve_env
 from gpurl.run.members import member_settings
 
 SIMPLE_TYPES = (bool, int, float, str)
+CONTAINERS = (list, dict, set)  # a tuple is a flag
 
 
 def options_class(env: str) -> type:
@@ -21,9 +22,10 @@ def options_class(env: str) -> type:
     fields = []
     for name, parameter in env_options(env_class).items():
         kind = hints.get(name, type(parameter.default))
-        members = {*(typing.get_args(kind) or (kind,))} - {type(None)}
+        members = {*(typing.get_args(kind) or (kind,))} - {type(None), ...}
         is_optional = parameter.default is not parameter.empty
-        if name not in given and is_optional and members <= {*SIMPLE_TYPES}:
+        is_simple = members <= {*SIMPLE_TYPES} and typing.get_origin(kind) not in CONTAINERS
+        if name not in given and is_optional and is_simple:
             fields.append((name, kind, dataclasses.field(default=parameter.default)))
     return dataclasses.make_dataclass("EnvOptions", fields)
 

@@ -136,7 +136,12 @@ def _run_command(name: str, words: list[str]) -> int:
         return COMMANDS[name](words)
     import tyro
 
+    from gpurl.cli.flags import check_options
+    from gpurl.cli.names_page import HELP
+
     command = COMMANDS[name]
+    if not HELP & {*words}:
+        check_options(words, command, f"gpurl {name}")
     # a help text is one line: tyro would keep the line breaks of the source
     command.__doc__ = re.sub(r"\n {12,}(?=\S)", " ", command.__doc__ or "")
     # prints help and wrong options, ends with exit code 2 there; errors of the command pass through

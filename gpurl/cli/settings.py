@@ -14,8 +14,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from gpurl.checks import MAX_INTEGER, Choices, check_choices
+from gpurl.checks import Choices, check_choices, choices_of
 from gpurl.cli.env_options import members_class, options_class, ranges_class
+from gpurl.cli.flags import check_flags, check_known_flags, flag_name, whole_number
 from gpurl.cli.names_page import HELP, names_page
 from gpurl.discovery import algorithm_names
 from gpurl.envs.registry import check_options, resolve_env
@@ -231,6 +232,7 @@ def _split_options(
     kind: type[Options], words: list[str], command: str, add_help: bool = False
 ) -> tuple[Options, list[str]]:
     """(the options of a command, the other words in their order)."""
+    check_known_flags(words, _kinds(kind), f"gpurl {command}")
     return tyro.cli(
         kind, args=words, prog=f"gpurl {command}", return_unknown_args=True, add_help=add_help
     )
@@ -269,7 +271,7 @@ def _parse_settings(
         usage = f"usage: gpurl {command} {algorithm} {env} [settings]"
         print(help_page(defaults, type(options), usage, is_complete="--help-all" in asked))
         sys.exit(0)
-    settings = _parse_flags(defaults, flags, command)
+    settings = _parse_flags(defaults, flags, command, options)
     # the preset depends on its name, the number of environments and the device
     given = {
         name: getattr(settings.train, name)
@@ -277,7 +279,8 @@ def _parse_settings(
         if getattr(settings.train, name) != getattr(defaults.train, name)
     }
     if given and resume is None:
-        settings = _parse_flags(make_defaults(algorithm, env, {**values, **given}), flags, command)
+        defaults = make_defaults(algorithm, env, {**values, **given})
+        settings = _parse_flags(defaults, flags, command, options)
     return settings
 
 
@@ -322,9 +325,9 @@ def _with_network(flags: list[str], has_trunk: bool) -> list[str]:
     return named
 
 
-def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
+def _parse_flags(base: Settings, flags: list[str], command: str, of_command: object) -> Settings:
     """`base`, whose combinations are not checked yet, with the changes that the flags make; tyro
-    prints help and near names, and makes the configs anew, which checks them.
+    makes the configs anew, which checks them. of_command: the command's own options.
     """
     options = options_class(base.env)
     config_class = type(base.algorithm_config)
@@ -353,9 +356,14 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
     env_default = options(
         **{name: value for name, value in base.env_options.items() if name in names}
     )
+    words = _as_flags(flags, kinds)
+    prog = f"gpurl {command} {base.algorithm} {base.env}"
+    # the settings of a converted run are those of a training
+    with_help = prog.replace("gpurl convert", "gpurl train")
+    check_flags(words, kinds | _kinds(type(of_command)), with_help)
     parsed: Any = tyro.cli(  # an instance of the class above
         all_settings,
-        args=_as_flags(flags, kinds),
+        args=words,
         default=all_settings(
             base.train,
             base.algorithm_config,
@@ -363,7 +371,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
             of_members(**base.member),
             ranges(**base.explore),
         ),
-        prog=f"gpurl {command} {base.algorithm} {base.env}",
+        prog=prog,
         registry=_NUMBERS,
     )
 
@@ -392,7 +400,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
 def _refuse_other_names(flags: list[str], kinds: dict[str, object]) -> None:
     """UsageError for a setting by its name in another library."""
     for word in flags:
-        name = _name(word.partition("=")[0])
+        name = flag_name(word.partition("=")[0])
         is_setting = word.startswith("--") or bool(SETTING.fullmatch(word))
         setting = here(name).replace("_", "-")
         if is_setting and name not in kinds and setting in kinds:
@@ -403,7 +411,7 @@ def _refuse_memory(flags: list[str], algorithm: str, kinds: dict[str, object]) -
     """UsageError for the memory of an algorithm that has none, and for one outside of `network`."""
     for word, after in zip(flags, [*flags[1:], ""]):
         name, has_value, value = word.partition("=")
-        if _name(name) not in ("memory", "network.memory") or _name(name) in kinds:
+        if flag_name(name) not in ("memory", "network.memory") or flag_name(name) in kinds:
             continue
         refuse_memory(algorithm, {"memory": value if has_value else after})
         if "network.memory" in kinds:
@@ -440,22 +448,12 @@ _NUMBERS = ConstructorRegistry()
 @_NUMBERS.primitive_rule
 def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
     """Integers are also written 1e6."""
-
-    def parse(words: list[str]) -> int:
-        (word,) = words
-        has_exponent = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", word)
-        is_whole = has_exponent and float(word).is_integer()  # not inf
-        number = int(float(word)) if is_whole else int(word)
-        if abs(number) > MAX_INTEGER:
-            raise ValueError(f"{word[:20]} is not below 2^63")
-        return number
-
     if info.type is not int:
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="INT",
-        instance_from_str=parse,
+        instance_from_str=lambda words: whole_number(words[0]),
         is_instance=lambda value: isinstance(value, int),
         str_from_instance=lambda value: [str(value)],
     )
@@ -468,7 +466,7 @@ def _as_flags(words: list[str], kinds: dict[str, object]) -> list[str]:
     flags: list[str] = []
     for word in words:
         has_flag = bool(flags) and flags[-1].startswith("--")
-        previous_kind = kinds.get(_name(flags[-1])) if has_flag else None
+        previous_kind = kinds.get(flag_name(flags[-1])) if has_flag else None
         if previous_kind is bool and word.lower() in ("true", "false"):
             word = f"{flags.pop()}={word}"
         # the word after a flag that takes a value is this value, even with a "=" in it
@@ -477,7 +475,7 @@ def _as_flags(words: list[str], kinds: dict[str, object]) -> list[str]:
             flags.append(word)
             continue
         name, value = match.groups()
-        kind = kinds.get(_name(name))
+        kind = kinds.get(flag_name(name))
         if kind is bool and value.lower() in ("true", "false"):
             group, dot, last = name.rpartition(".")
             flags.append(f"--{group}{dot}{'' if value.lower() == 'true' else 'no-'}{last}")
@@ -488,19 +486,19 @@ def _as_flags(words: list[str], kinds: dict[str, object]) -> list[str]:
     return flags
 
 
-def _name(word: str) -> str:
-    """`run-dir` of `--run_dir` or `run_dir`."""
-    return word.removeprefix("--").replace("_", "-")
-
-
 def _kinds(config: type, group: str = "") -> dict[str, object]:
-    """{name in the form of `_name`: type} of all settings of a dataclass, nested ones included."""
+    """{name in the form of `flag_name`: type} of all settings of a dataclass, nested ones too; one
+    of known values has a Literal of them.
+    """
     kinds: dict[str, object] = {}
+    choices = choices_of(config)
     for name, hint in typing.get_type_hints(config).items():
-        flag = group + _name(name)
+        flag = group + flag_name(name)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             kinds |= _kinds(hint, f"{flag}.")
-        else:
+        elif name in choices:
+            kinds[flag] = typing.Literal[choices[name]]
+        elif typing.get_origin(hint) is not ClassVar:
             kinds[flag] = hint
     return kinds
 
@@ -508,11 +506,11 @@ def _kinds(config: type, group: str = "") -> dict[str, object]:
 def _refuse_set_by_weights(words: list[str], config: Path | None) -> None:
     """UsageError for a setting, among `words` or in the file `config`, that the weights decide."""
     # --no-squash decides too
-    names = {_name(word.partition("=")[0]).removeprefix("no-") for word in words}
+    names = {flag_name(word.partition("=")[0]).removeprefix("no-") for word in words}
     values: Mapping[str, object] = read_config(config, follows=True) if config else {}
     for name, value in values.items():
         inner = value if isinstance(value, dict) else {}
-        names |= {_name(name), *(f"{_name(name)}.{_name(key)}" for key in inner)}
+        names |= {flag_name(name), *(f"{flag_name(name)}.{flag_name(key)}" for key in inner)}
     if given := sorted(names & SET_BY_WEIGHTS):
         raise UsageError(
             f"{', '.join(given)} of a converted policy follows from its weights: leave it out"

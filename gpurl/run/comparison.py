@@ -136,7 +136,8 @@ def _label(settings: dict[str, Json], by: str) -> str:
     for name in by.replace("-", "_").split("."):
         if not isinstance(value, dict) or name not in value:
             known = value if isinstance(value, dict) else settings
-            raise UsageError(f"there is no setting {by!r} to group by; {did_you_mean(name, known)}")
+            near = did_you_mean(name, known, cutoff=0.7) or f"there are {', '.join(sorted(known))}"
+            raise UsageError(f"there is no setting {by!r} to group by; {near.strip()}")
         value = value[name]
     return str(value) if by == "algorithm" else f"{by} {value}"
 

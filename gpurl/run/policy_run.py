@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpurl.errors import CheckpointError
 from gpurl.run.display import Display
+from gpurl.run.listing import note_end
 from gpurl.run.run_folder import create_run_folder, lock_run, write_run_info
 from gpurl.run.trainer import Trainer
 
@@ -28,3 +29,4 @@ def write_policy_run(trainer: Trainer, command: Sequence[str]) -> None:
         write_run_info(trainer.folder, settings.to_dict(), command, kinds)
         if unsaved := trainer.save(Display("", 0, quiet=True)):
             raise CheckpointError(unsaved)
+        note_end(trainer.folder, "written without a training", trainer.steps)

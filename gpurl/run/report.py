@@ -72,6 +72,11 @@ def write_report(folder: Path, out: Path | None = None, video: Path | None = Non
     if not is_run(folder):
         raise UsageError(f"{folder} is not a run folder")
     out = folder / "report.html" if out is None else out
+    if not out.parent.is_dir():
+        raise UsageError(
+            f"cannot write {out}: there is no folder {out.parent}; make it, or choose another "
+            f"place with --out"
+        )
     (entry,) = find_runs(folder)
     series = read_metrics(folder)
     sections = [

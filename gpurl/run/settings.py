@@ -382,9 +382,14 @@ def _check_env_options(env: str, options: object) -> dict[str, Any]:
     hints = option_types(env_class)
     checked = {}
     for name, value in options.items():
-        if isinstance(value, list) and typing.get_origin(hints.get(name)) is tuple:
-            value = tuple(value)  # YAML has no tuples
-        checked[name] = check_type(f"env option {name}", value, hints.get(name, object))
+        # YAML has no tuples; also tuple[int, ...] | None
+        hint = hints.get(name, object)
+        kinds = {typing.get_origin(each) for each in (hint, *typing.get_args(hint))}
+        if isinstance(value, list) and tuple in kinds:
+            value = tuple(value)
+        elif isinstance(value, tuple) and list in kinds:
+            value = list(value)
+        checked[name] = check_type(f"env option {name}", value, hint)
         if (kind := _unwritable_type(checked[name])) is not None:
             raise UsageError(
                 f"env option {name} holds a {kind}; options are saved with the run, so they must "
@@ -500,7 +505,7 @@ def _bool_for_number(value: object, hint: object) -> bool:
 def _describe_type(hint: object) -> str:
     """`int`, `float or None`, `a list of int`."""
     kinds = typing.get_args(hint)
-    if typing.get_origin(hint) is tuple:
+    if typing.get_origin(hint) in (tuple, list):
         return f"a list of {_describe_type(kinds[0])}"
     if kinds and typing.get_origin(hint) is not dict:
         return " or ".join(map(_describe_type, kinds))

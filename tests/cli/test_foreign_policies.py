@@ -255,7 +255,7 @@ def test_what_the_weights_decide_is_no_setting(
         ),
         (
             ["--algorithm", "sac", "--env", "pendulum", "--network.activation", "elu"],
-            "Unrecognized options",
+            "did you mean --actor-network.activation or",
         ),
     ],
     ids=str,

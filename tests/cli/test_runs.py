@@ -153,7 +153,7 @@ def test_filters_and_order(root: Path, capsys: Any) -> None:
     assert names("--sort", "steps")[0] == "a/finished"
     assert names("--sort", "steps")[-1] == "failed"  # it has none
     assert exit_code(["runs", str(root), "--sort", "bets"]) == 2
-    assert "invalid choice" in capsys.readouterr().err
+    assert "it must be one of" in capsys.readouterr().err
     assert main(["runs", str(root), "--filter", "lerning_rate=1"]) == 2
     assert "did you mean learning_rate" in capsys.readouterr().err
     assert main(["runs", str(root / "nothing")]) == 2

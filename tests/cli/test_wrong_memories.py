@@ -46,12 +46,12 @@ def test_in_python(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
-def test_a_name_that_is_none(algorithm: str) -> None:
+def test_a_name_that_is_none(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = "network: memory is 'rnn'; it must be one of none, gru, lstm, mingru"
     with pytest.raises(UsageError, match=f"^{expected}$"):
         make_settings(algorithm, "chasing", network={"memory": "rnn"})
-    with pytest.raises(SystemExit):
-        main(["train", algorithm, "chasing", "--network.memory", "rnn"])
+    assert main(["train", algorithm, "chasing", "--network.memory", "rnn"]) == 2
+    assert f"--{expected.replace(': ', '.')}\n" in capsys.readouterr().err
 
 
 def test_none_is_a_memory_of_nobody() -> None:

@@ -93,9 +93,11 @@ def test_an_iteration_never_looks_at_a_tensor(
 OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("ppo", "tests.tiny_envs:HiddenAlternating", {}),
     ("ppo", "tests.tiny_envs:HiddenAlternating", {"network": {"memory": "gru", "hidden": [8]}}),
+    ("ppo", "catch", {"network": {"hidden": [8], "body": "bro", "encoder": "impala"}}),
     *(
         ("ppo", "pendulum", change)
         for change in (
+            {"network": {"hidden": [8, 8], "layer_norm": True}},
             {"squash": True},
             {"normalize_advantage": "minibatch"},
             {"clip_range_value": 0.2},

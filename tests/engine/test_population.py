@@ -21,6 +21,7 @@ from gpurl.engine.statistics import to_host
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import ShareSeeds, Timestep
 from gpurl.errors import DivergedError, NonFiniteError
+from gpurl.nn.actor_critic import MEMORIES
 from gpurl.run.resume import checkpoint_parts, restore_engine
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import make_engine, make_population
@@ -30,6 +31,7 @@ from tests.tiny_envs import RandomWalk
 
 ENVS, HORIZON, SEED = 8, 6, 3
 WALK = "tests.tiny_envs:RandomWalk"
+PIXELS = "tests.picture_envs:Pixels"
 
 
 class OwnLoss(PPO):
@@ -133,7 +135,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("ppo", WALK, {}),
     ("ppo", "cart_pole", {"normalize_advantage": "minibatch", "schedule": "linear"}),
     ("ppo", "chasing", {}),
-    ("ppo", "pendulum", {"network": {"memory": "gru", "memory_size": 8}}),
+    *(("ppo", "pendulum", {"network": {"memory": each, "memory_size": 8}}) for each in MEMORIES),
+    ("ppo", WALK, {"network": {"hidden": [8, 8], "layer_norm": True}}),
+    ("ppo", PIXELS, {"network": {"hidden": [8], "body": "bro", "encoder": "impala"}}),
+    ("sac", "pendulum", {"critic_network": {"hidden": [8, 8], "body": "simba"}}),
     ("tests.engine.test_population:OwnLoss", WALK, {}),
     ("tests.joint_ppo:JointPPO", "tests.tiny_envs:Walkers", {}),
     ("ppo", "tests.tiny_envs:HiddenAlternating", {}),

@@ -247,6 +247,20 @@ def test_actions_are_limited_as_in_the_tasks_own_training(
     assert float(env.single_action_space.high[0]) == limit
 
 
+def test_states_that_a_task_never_writes_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AllegroKuka declares states and leaves them zero: a critic would be blind. Its LSTM
+    configuration has the name of the one that it extends.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    env: Any = make_env("isaac_gym:FakeKukaLSTM", NUM_ENVS, seed=5)
+    assert env.single_state_space is None
+    obs, info = env.reset()
+    assert info == {}
+    variant = Variant("FakeKukaLSTM", shows_end=True, first_age=1, limit=8)
+    assert check_episodes(env, variant, obs)["truncated"] > 0
+    env.close()
+
+
 def test_what_a_task_writes_is_not_in_the_users_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -138,7 +138,7 @@ def test_doctor_asks_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -
     report = doctor.report()
     (line,) = [line for line in report.splitlines() if "Isaac Gym has" in line]
     assert line.endswith(
-        f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 7 tasks, "
+        f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 9 tasks, "
         f"legged_gym with 1 tasks"
     )
     how = "CUDA IPC" if torch.cuda.is_available() else "shared memory"
@@ -211,6 +211,12 @@ def test_doctor_tells_what_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> N
             r"FakeDextreme: tasks with a dict of observations.*: dof_pos, goal_pose",
         ),
         ("FakeBase", {}, UsageError, r"no Isaac Gym task 'FakeBase'"),
+        (
+            "FakeKuka",
+            {"overrides": "env.subtask=throw"},
+            EnvError,
+            r"failed in make: ValueError: Unknown subtask=throw in \['lift'\]; its last lines:",
+        ),
         (
             "FakeAssets",
             {},

@@ -155,6 +155,28 @@ def test_an_mjlab_task_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.usefixtures("_mjlab")
+def test_an_mjlab_task_has_the_groups_that_it_is_registered_with(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = "torch_vector:mjlab.tasks:Mjlab-Walks-Depth"
+    env: Any = make_env(name, 4)
+    obs, info = env.reset()
+    place = obs[:, 0]
+    for space, rows, own in (
+        (env.single_observation_space, obs, "actor"),
+        (env.single_state_space, info["state"], "critic"),
+    ):
+        parts = space.split(rows)
+        assert set(parts) == {own, "camera"}
+        assert torch.equal(parts["camera"], place.view(4, 1, 1, 1).expand(4, 1, 2, 2))
+    assert not caplog.text
+    # whoever names groups has these, and one of a task without more has a plain row
+    env = make_env(name, 4, obs_groups="actor")
+    assert env.single_observation_space == Box(-np.inf, np.inf, (2,), np.float32)
+    assert not isinstance(mjlab().single_observation_space, GroupedBox)
+
+
+@pytest.mark.usefixtures("_mjlab")
 def test_what_stands_in_is_not_what_was_given_out() -> None:
     env = mjlab()
     obs, _ = env.reset()

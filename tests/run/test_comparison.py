@@ -177,6 +177,10 @@ def test_a_setting_groups(tmp_path: Path) -> None:
     assert labels == {"network.hidden [8]": 2, "network.hidden [16]": 1}
     with pytest.raises(UsageError, match=r"no setting 'gama' to group by; did you mean gamma\?"):
         compare_runs(runs, by="gama")
+    with pytest.raises(
+        UsageError, match=r"to group by; there are algorithm, env, .*gamma, network$"
+    ):
+        compare_runs(runs, by="nothing")
 
 
 def test_without_evaluations_the_training_is_drawn(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.envs.pendulum import Pendulum
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.actor_critic import MEMORIES
 from tests.forked_runs import Forks
 
 State = dict[str, Tensor]
@@ -151,7 +152,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "normalize_advantage": "minibatch",
         "schedule": "kl",
     },
-    "memory": {"network": {"hidden": [8], "memory": "gru", "memory_size": 4}},
+    **{
+        f"memory {each}": {"network": {"hidden": [8], "memory": each, "memory_size": 4}}
+        for each in MEMORIES
+    },
+    "images": {"env": "catch"},
     "gymnasium": {"env": "gymnasium_cpu:CartPole-v1"},
     "nan": {"env": "tests.run.test_ranks:Spoiling", "nan": "skip", "normalize_obs": True},
 }

@@ -208,6 +208,11 @@ def test_a_pipe_is_not_replaced_by_a_page(run: Path, tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_a_folder_that_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no folder .*nowhere; make it, or choose"):
+        write_report(run, out=tmp_path / "nowhere" / "report.html")
+
+
 def test_a_page_that_cannot_be_written_leaves_the_one_before(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

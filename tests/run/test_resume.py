@@ -64,6 +64,12 @@ VARIANTS: dict[
     ),
     "ppo of joint agents": ("tests.joint_ppo:JointPPO", "tests.tiny_envs:Walkers", {}),
     "ppo of pictures": ("ppo", "catch", {}),
+    "ppo of residual layers": (
+        "ppo",
+        "catch",
+        {"network": {"hidden": [8], "body": "bro", "encoder": "impala"}},
+    ),
+    "ppo of layer norms": ("ppo", WALK, {"network": {"hidden": [8, 8], "layer_norm": True}}),
     "ppo of pictures and numbers": ("ppo", SEEN, {"network": {"hidden": [8], "memory": "gru"}}),
     "ppo of stacked frames": ("ppo", "frame_stack:catch", {}),
     "dqn of pictures and numbers": ("dqn", SEEN, {"normalize_obs": True}),

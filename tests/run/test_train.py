@@ -24,6 +24,7 @@ from gpurl.checkpoints.folders import (
     save_checkpoint,
 )
 from gpurl.cli.main import main
+from gpurl.cli.settings import parse_train
 from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.run.evaluator import Player
@@ -113,6 +114,37 @@ def test_a_resumed_run_writes_down_how_it_goes_on(
     ):
         resume(folder, run_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
+
+
+class WalkWithLists(RandomWalk):
+    """Options of many values, also those whose default can change in place."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        sizes: tuple[int, ...] | None = None,
+        names: list[str] = [],  # noqa: B006
+        weights: dict[str, float] = {"step": 1.0},  # noqa: B006
+        limits: tuple[float, ...] = (0.0, 1.0),
+    ) -> None:
+        super().__init__(num_envs, device, seed)
+
+
+def test_options_of_many_values(capsys: pytest.CaptureFixture[str]) -> None:
+    env = f"{__name__}:WalkWithLists"
+    options = {"sizes": [1, 2], "names": ("a",), "weights": {"step": 2.0}, "limits": [1.0]}
+    made = make_settings("ppo", env, env_options=options).env_options
+    assert made == {"sizes": (1, 2), "names": ["a"], "weights": {"step": 2.0}, "limits": (1.0,)}
+    with pytest.raises(UsageError, match=r"names is \[1\]; it must be a list of str$"):
+        make_settings("ppo", env, env_options={"names": [1]})
+    # a tuple is a flag, others are set in a file
+    settings, _ = parse_train(["ppo", env, "--env.limits", "0.5", "2"])
+    assert settings.env_options == {"limits": (0.5, 2.0)}
+    for name in ("sizes", "names", "weights"):
+        assert main(["train", "ppo", env, f"--env.{name}", "1"]) == 2
+        assert f"under env_options: {name}\n" in capsys.readouterr().err
 
 
 def test_objects_are_no_settings(tmp_path: Path) -> None:

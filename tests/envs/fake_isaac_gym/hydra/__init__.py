@@ -1,10 +1,11 @@
 """Stands for hydra: a configuration of JSON files, changed by overrides of keys that must be there,
-or are added by a plus sign.
+or are added by a plus sign. A file may name another one in its place.
 """
 
 import contextlib
 import json
 import os
+import re
 from typing import Any, Dict, Iterator, List, Optional
 
 _folder = ""
@@ -57,4 +58,8 @@ def compose(config_name: str, overrides: Optional[List[str]] = None) -> Config:
 
 def _read(name: str) -> Dict[str, Any]:
     with open(os.path.join(_folder, name + ".yaml")) as file:
-        return json.load(file)
+        text = file.read()
+    extended = re.search(r"^defaults:\n  - (\w+)$", text, re.MULTILINE)
+    if extended:
+        return _read(os.path.join(os.path.dirname(name), extended.group(1)))
+    return json.loads(text)

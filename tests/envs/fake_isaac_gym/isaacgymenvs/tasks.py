@@ -34,6 +34,7 @@ class VecTask:
         self.rew_buf = torch.zeros(
             (self.num_envs, 1) if settings["rewardColumn"] else self.num_envs, device=sim_device
         )
+        self.states_buf = torch.zeros(self.num_envs, self.num_states, device=sim_device)
         self.reset_buf = torch.ones(self.num_envs, device=sim_device, dtype=torch.long)
         self.progress_buf = torch.zeros(self.num_envs, device=sim_device, dtype=torch.long)
         self.extras, self.obs_dict = {}, {}  # type: Dict[str, Any], Dict[str, Any]
@@ -71,7 +72,11 @@ class VecTask:
     def _show(self) -> None:
         self.obs_dict["obs"] = torch.clamp(self.obs_buf, -self.clip_obs, self.clip_obs)
         if self.num_states > 0:
-            self.obs_dict["states"] = 10.0 * self.obs_buf[:, : self.num_states]
+            self.write_states()
+            self.obs_dict["states"] = self.states_buf.clone()
+
+    def write_states(self) -> None:
+        self.states_buf[:] = 10.0 * self.obs_buf[:, : self.num_states]
 
     def pre_physics_step(self) -> None:
         pass
@@ -200,6 +205,28 @@ class WithObservationDict(AfterPhysics):
         self.use_dict_obs, self.obs_dims = True, {"dof_pos": (16,), "goal_pose": (7,)}
 
 
+class WithoutStates(BeforePhysics):
+    """As AllegroKuka: the index of the device is read, also of a CPU, and states are declared but
+    never written.
+    """
+
+    def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
+        device, index = sim_device.split(":")
+        assert int(index) == 0
+        BeforePhysics.__init__(self, cfg, rl_device, device)
+
+    def write_states(self) -> None:
+        pass
+
+
+def _of_subtask(cfg: Dict[str, Any], **options: Any) -> VecTask:
+    """A function in the place of a class, as there."""
+    subtasks = {"lift": WithoutStates}
+    if cfg["env"]["subtask"] not in subtasks:
+        raise ValueError("Unknown subtask={} in {}".format(cfg["env"]["subtask"], sorted(subtasks)))
+    return subtasks[cfg["env"]["subtask"]](cfg, **options)
+
+
 class WithoutAssets(VecTask):
     """One whose files are missing."""
 
@@ -215,4 +242,5 @@ isaacgym_task_map = {
     "FakeAmp": WithDiscriminator,
     "FakeAssets": WithoutAssets,
     "FakeDextreme": WithObservationDict,
+    "FakeKuka": _of_subtask,
 }

@@ -38,6 +38,8 @@ class ManagerBasedRlEnv:
         self.pending = torch.zeros(self.num_envs, dtype=torch.bool)
         self.terminated, self.time_outs = torch.zeros(2, self.num_envs, dtype=torch.bool)
         self.single_observation_space = Spaces({"actor": Space((2,)), "critic": Space((1,))})
+        if cfg.has_camera:
+            self.single_observation_space.spaces["camera"] = Space((1, 2, 2))
         self.single_action_space = Space((1,))
 
     @property
@@ -45,7 +47,10 @@ class ManagerBasedRlEnv:
         return self
 
     def observe(self) -> dict[str, Tensor]:
-        return {"actor": self.walks.obs(), "critic": self.walks.state()}
+        groups = {"actor": self.walks.obs(), "critic": self.walks.state()}
+        if self.cfg.has_camera:
+            groups["camera"] = self.walks.place.repeat_interleave(4).view(-1, 1, 2, 2)
+        return groups
 
     def _reset_idx(self, env_ids: Tensor) -> None:
         self.extras["log"]["Metrics/place"] = self.walks.place[env_ids].mean()
