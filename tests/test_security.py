@@ -346,6 +346,7 @@ def test_a_configuration_that_no_setting_has_is_an_error_at_once(
         ["--run-dir", "a\0b"],
         ["--root", "a\0b"],
         ["--run-dir", "x" * 5000],
+        ["--run-dir", "a\udcff"],
     ],
     ids=lambda words: " ".join(words)[:30],
 )
