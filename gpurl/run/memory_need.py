@@ -28,7 +28,7 @@ from gpurl.run.settings import Settings
 
 META = torch.device("meta")
 FEW, MORE = 64, 128  # environments that tell what one more takes
-# libraries that load during a run (106 MiB: the rehearsal's own, the log, the plot), and gaps between
+# libraries that load during a run (106 MiB: the rehearsal's, the log, the plot), and gaps between
 # blocks of memory
 LIBRARIES = 112 << 20
 GAPS = 1.25
