@@ -197,10 +197,13 @@ def test_a_run_of_nine_tenths_of_the_number_named_fits(kind: str, tmp_path: Path
 @pytest.mark.parametrize("env", ["pendulum", "gymnasium_cpu:Pendulum-v1", Pendulum(4)])
 def test_a_run_is_checked_once(env: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the rehearsal, whose libraries stay, less is free than what the first check named."""
-    checks = []
-    monkeypatch.setattr(
-        memory_need, "available_bytes", lambda device: checks.append(device) or 1 << 40
-    )
+    checks: list[torch.device] = []
+
+    def free(device: torch.device) -> int:
+        checks.append(device)
+        return 1 << 40
+
+    monkeypatch.setattr(memory_need, "available_bytes", free)
     words: dict[str, Any] = {"num_envs": 4, "horizon": 4, "total_steps": 16, "eval_episodes": 0}
     train("ppo", env, **words, minibatches=1, threads=1, run_dir=str(tmp_path / "run"))
     assert checks == [CPU]
