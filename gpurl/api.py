@@ -32,6 +32,7 @@ from gpurl.run.evaluator import EVAL_SEED, evaluate, scripted
 from gpurl.run.given import EnvOrName, name_of_algorithm, name_of_env
 from gpurl.run.listing import note_end
 from gpurl.run.logger import Logger
+from gpurl.run.memory_need import check_memory
 from gpurl.run.notebook import show_picture
 from gpurl.run.once import warn_once
 from gpurl.run.out_of_memory import explain_out_of_memory
@@ -236,6 +237,8 @@ def run(
         if env is None:
             env = training_env(settings_here, device, ranks)
             cleanup.callback(env.close)
+        else:
+            check_memory(settings_here, device, env)
         # the last bits of torch's sums depend on the number of threads: a resumed run keeps it
         threads = None if parts is None else parts["trainer"]["threads"]
         if config.video_every is not None and is_first:

@@ -16,6 +16,9 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 # in use; of version 1 and 2
 FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 FILES_2 = ("memory.max", "memory.current", "inactive_file")
+# what oneDNN computes on a CPU, on copies in a layout of its own: blocks of so many channels
+CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+CHANNELS = 8
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -73,6 +76,9 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf.untyped_storage())
+        if func in CONVOLUTIONS:
+            tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
+            self.peak = max(self.peak, self.live + sum(map(_bytes_in_blocks, tensors)))
         return out
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -87,6 +93,12 @@ class LiveBytes(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, gone)
         self.live += size
         self.peak = max(self.peak, self.live)
+
+
+def _bytes_in_blocks(tensor: torch.Tensor) -> int:
+    """Of a tensor [B, C, ...] with its channels in blocks."""
+    channels = tensor.shape[1] if tensor.dim() > 2 else CHANNELS
+    return tensor.nbytes * -(-channels // CHANNELS) * CHANNELS // channels
 
 
 def in_gib(number: float) -> str:

@@ -82,6 +82,13 @@ def as_results(folder: Path, content: bytes, run: Path) -> Words:
     return ["plot", "--bench", str(folder)]
 
 
+def as_leaderboard(folder: Path, content: bytes, run: Path) -> Words:
+    (folder / "board").mkdir()
+    (folder / "board" / "leaderboard.json").write_bytes(content)
+    words = ["train", "ppo", "pendulum", *SMALL[:2], *SMALL[3:], "total_steps=32", "population=2"]
+    return [*words, "pbt=True", "pbt_every=16", f"pbt_leaderboard={folder / 'board'}"]
+
+
 SMALL = ("num_envs=4", "horizon=2", "total_steps=8", "eval_episodes=0", "device=cpu")
 EVALUATED = (*SMALL[:3], "eval_episodes=1", "device=cpu")
 PLACES: dict[str, tuple[Callable[[Path, bytes, Path], Words], set[int]]] = {
@@ -129,6 +136,7 @@ PLACES: dict[str, tuple[Callable[[Path, bytes, Path], Words], set[int]]] = {
         {2},
     ),
     "SQLite of tune --show": (as_file("x.db", "tune", "--show", "FILE"), {2}),
+    "--pbt-leaderboard": (as_leaderboard, {0}),
     "MJCF": (
         as_file("x.xml", "train", "ppo", "inverted_pendulum", "--env.xml-file", "FILE", *SMALL),
         {2},
@@ -346,6 +354,7 @@ def test_a_configuration_that_no_setting_has_is_an_error_at_once(
         ["--run-dir", "a\0b"],
         ["--root", "a\0b"],
         ["--run-dir", "x" * 5000],
+        ["--run-dir", "a\udcff"],
     ],
     ids=lambda words: " ".join(words)[:30],
 )

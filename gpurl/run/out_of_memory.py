@@ -1,5 +1,5 @@
 """Turns running out of memory into an error that says how much was requested, what uses the memory,
-and how many environments would fit.
+and which settings need less.
 """
 
 import re
@@ -18,8 +18,6 @@ from gpurl.kernels.memory_errors import find_out_of_memory
 from gpurl.memory import available_bytes, in_gib
 from gpurl.run.settings import Settings
 
-# of the free memory: later allocations and gaps between blocks need some, too
-USABLE_FRACTION = 0.9
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -69,17 +67,8 @@ def explanation(
     text = ", ".join(facts)
     if users := [f"{name} {in_gib(size)}" for name, size in sizes.items() if size]:
         text += f" ({', '.join(users)})"
-    # a number that fits, if the sums explain why the request failed
-    fewer = f"num_envs less than {num_envs:,}"
-    advice = []
-    if free is None or requested == 0 or requested < free:
-        advice += [fewer] if num_envs > 1 else []
-    else:
-        fixed = sizes.get("replay", 0) + sizes.get("networks", 0)
-        fits = num_envs_that_fit(num_envs, used + requested, fixed, used + free)
-        if fits is not None:
-            advice.append(f"num_envs {fits:,} instead of {num_envs:,} should fit")
-    # other settings that need memory
+    # settings that need memory
+    advice = [f"num_envs less than {num_envs:,}"] if num_envs > 1 else []
     if sizes.get("replay"):
         replay_size = getattr(config, "replay_size", 0)
         advice.append(f"replay_size less than {replay_size:,} (or storage bfloat16)")
@@ -91,23 +80,9 @@ def explanation(
         advice.append(f"batch_size less than {config.batch_size:,}")
     if engine is not None and engine.stages is not engine:
         advice.append("--graph off")
-    return (
-        f"{text}. What helps: {'; '.join(advice) or fewer}. What failed: {type(error).__name__}: "
-        f"{first_line(error)}"
-    )
-
-
-def num_envs_that_fit(num_envs: int, needed: int, fixed: int, room: int) -> int | None:
-    """The largest power of two below `num_envs` that fits into `room` bytes; None if not even one
-    environment fits.
-
-    needed: bytes used and requested with `num_envs` environments, of which `fixed` do not depend on
-    their number.
-    """
-    # the part that grows with the number of environments
-    bytes_per_env = max(needed - fixed, 1) / num_envs
-    max_envs = min(int((USABLE_FRACTION * room - fixed) // bytes_per_env), num_envs - 1)
-    return None if max_envs < 1 else 1 << (max_envs.bit_length() - 1)
+    helps = "; ".join(advice) or "smaller networks"
+    failed = f"{type(error).__name__}: {first_line(error)}"
+    return f"{text}. What helps: {helps}. What failed: {failed}"
 
 
 def requested_bytes(message: str) -> int:

@@ -49,9 +49,11 @@ def create_run_folder(
     user chose one.
     """
     try:
+        place = absolute(root if name is None else name)
+        os.fsencode(place).decode()  # safetensors opens no file whose path is not UTF-8
         if name is not None:
-            return _chosen_folder(absolute(name))
-        parent = absolute(root) / safe_name(env) / safe_name(algorithm)
+            return _chosen_folder(place)
+        parent = place / safe_name(env) / safe_name(algorithm)
         parent.mkdir(parents=True, exist_ok=True)
         return _first_free(parent, f"{time.strftime('%Y%m%d-%H%M%S')}_{seed}")
     except (OSError, ValueError) as error:
@@ -154,7 +156,7 @@ def _folders_of_runs(config: Mapping[str, Json]) -> list[Path]:
 
 
 def _as_line(argv: Sequence[str]) -> bytes:
-    return f"{shlex.join(argv)}\n".encode()
+    return f"{shlex.join(argv)}\n".encode(errors="surrogateescape")  # as it was typed
 
 
 def _write(folder: Path, name: str, content: bytes) -> None:

@@ -63,7 +63,6 @@ def make_trainer(
         if not isinstance(env, TorchEnv):
             raise UsageError(f"compile needs a TorchEnv; {settings.env} is not one")
         env.compile()
-    check_memory(settings, device, env)
     # the algorithm; a student's rows hold privileged observations if a teacher reads them
     teachers = load_teachers(settings.algorithm_config, config.num_envs, device)
     space = env.single_observation_space
@@ -207,7 +206,8 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
     """The training environments of a rank with these settings; UsageError if they do not fit into
     memory.
     """
-    if issubclass(resolve_env(settings.env)[0], TorchEnv):  # another kind may start a process
+    can_be_tried = issubclass(resolve_env(settings.env)[0], TorchEnv)  # others start processes
+    if can_be_tried:
         check_memory(settings, device)
     config = settings.train
     num_envs = config.num_envs * config.population
@@ -218,6 +218,8 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
     if problems := attribute_problems(env):
         env.close()
         raise EnvError("; ".join(problems))
+    if not can_be_tried:
+        check_memory(settings, device, env)
     return env
 
 

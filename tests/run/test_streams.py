@@ -74,9 +74,11 @@ def test_no_file_gets_the_number_of_a_stream_that_is_closed(closed: str, tmp_pat
         assert path.is_dir() or b"stopping" not in path.read_bytes(), path
 
 
-def test_an_ascii_terminal_and_signs_of_mathematics_in_a_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("coerced", ["1", "0"])  # whether Python takes C to mean UTF-8
+def test_an_ascii_terminal_and_signs_of_mathematics_in_a_name(coerced: str, tmp_path: Path) -> None:
     folder = tmp_path / "a$b\\frac{$_ü"
     variables = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    variables |= {"PYTHONCOERCECLOCALE": coerced, "PYTHONUTF8": coerced}
     assert train_in_shell(folder, f">'{tmp_path}/log' 2>&1", **variables) == 0
     log = (tmp_path / "log").read_text("ascii")
     assert "evaluated return" in log
@@ -84,6 +86,8 @@ def test_an_ascii_terminal_and_signs_of_mathematics_in_a_name(tmp_path: Path) ->
     assert "Traceback" not in log
     assert "warning" not in log
     assert (folder / "learning_curve.png").exists()
+    assert (folder / "command.txt").read_text("utf-8").endswith(f"'run_dir={folder}'\n")
+    assert latest_checkpoint(folder) is not None
 
 
 def test_a_warning_that_cannot_be_printed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
