@@ -59,9 +59,9 @@ def create_run_folder(
     except (OSError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        place, why = getattr(error, "filename", name or root), getattr(error, "strerror", error)
+        failed, why = getattr(error, "filename", name or root), getattr(error, "strerror", error)
         raise UsageError(
-            f"no run folder at {place}: {why}; choose another place with --run-dir"
+            f"no run folder at {failed}: {why}; choose another place with --run-dir"
         ) from error
 
 
