@@ -178,8 +178,9 @@ CAR_TD3: Settings = {
 # rl-zoo3's rollouts, discount and lambda, on more environments at a higher rate. With 16 steps,
 # 0.95 and 7e-4 A2C ends at -880 on Pendulum, and on MountainCarContinuous it pushes all the time
 A2C_PENDULUM: Settings = {
-    "num_envs": 64,
+    "num_envs": 32,
     "horizon": 8,
+    "initial_std": 0.6,
     "gamma": 0.9,
     "gae_lambda": 0.9,
     "learning_rate": 2e-3,
