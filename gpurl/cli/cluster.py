@@ -7,7 +7,7 @@ from pathlib import Path
 from gpurl.cli.settings import ClusterOptions
 from gpurl.cluster.board import Board
 from gpurl.cluster.driver import Places, Plan, train_population
-from gpurl.cluster.ray_places import begin, import_ray
+from gpurl.cluster.ray_places import begin, check_installed
 from gpurl.cluster.schedule import Member, Schedule
 from gpurl.errors import UsageError
 from gpurl.run.display import counted
@@ -25,7 +25,7 @@ def run_population(
         raise UsageError(
             f"pbt_leaderboard {train.pbt_leaderboard}: gpurl tournament has a leaderboard"
         )
-    import_ray()  # or an error, before there is a folder
+    check_installed()  # or an error, before there is a folder
     default = Path(train.root) / safe_name(settings.env) / safe_name(settings.algorithm) / command
     plan = Plan(
         settings,

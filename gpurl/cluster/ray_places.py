@@ -6,8 +6,12 @@ which knows whose it was, counts the attempts, and asks for another actor, on wh
 room. The board's actor has its state in a folder, so Ray may restart it anywhere.
 """
 
+import importlib.util
+import ipaddress
 import itertools
 import os
+import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -22,44 +26,72 @@ from gpurl.errors import GpurlError, UsageError, first_line, install_extra
 
 MAX_FAILED_STARTS = 5  # of actors in a row
 STORE_BYTES = 80 << 20  # of Ray's object store, which gpurl gives next to nothing
+ANSWER_SECONDS = 5.0
+# the begin of a connection of HTTP/2 and an empty frame of settings (RFC 9113, section 3.4)
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+SETTINGS_FRAME = 4
+ADVICE = "; ray start --head makes one, without --address members train on this machine alone"
 
 
-def import_ray() -> ModuleType:
-    """Ray, which sends no statistics; UsageError where it is not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise UsageError(
-            f"members on a cluster need Ray, which is missing: {install_extra('ray')}"
-        ) from None
-    return ray
+def check_installed() -> None:
+    """UsageError where Ray is not installed. It is not imported: some of its switches are read when
+    it is.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(f"members on a cluster need Ray, which is missing: {install_extra('ray')}")
 
 
 def connect(address: str | None) -> ModuleType:
     """Ray, connected to the cluster at `address` (auto, or HOST:PORT; by default RAY_ADDRESS), else
     to a new one on this machine alone. UsageError if that is not possible.
     """
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"address": address}
-    if address is None:
-        # Ray's switch for systems where it has no clusters: it listens on the loopback address
+    if address == "local":
+        options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+    if address == "local" or is_loopback(address):
+        # Ray's switch for systems where it has no clusters: it keeps to the loopback address
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        options = {
-            "address": "local",
-            "include_dashboard": False,
-            "object_store_memory": STORE_BYTES,
-        }
-    ray = import_ray()
+    # it sends no statistics
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    check_installed()
+    check_answers(address)
+    import ray
+
     try:
         ray.init(**options, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # errors of any type, also of its processes
-        where = f"no cluster of Ray at {address}" if address else "Ray cannot start here"
-        raise UsageError(
-            f"{where}: {first_line(error)}; ray start --head makes one, without --address it is "
-            f"this machine alone"
-        ) from error
+        what = "Ray cannot start here" if address == "local" else f"no cluster of Ray at {address}"
+        raise UsageError(f"{what}: {first_line(error)}{ADVICE}") from error
     return ray
+
+
+def is_loopback(address: str) -> bool:
+    """Whether HOST:PORT is of this machine alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_answers(address: str) -> None:
+    """UsageError if nothing at HOST:PORT speaks HTTP/2, as Ray does: Ray itself would try for two
+    minutes.
+    """
+    match = re.fullmatch(r"(?!\w+://)\[?([^\[\]/]+)\]?:(\d{1,5})", address)
+    if match is None:  # auto, local, or another protocol
+        if ":" not in address and address not in ("auto", "local"):
+            raise UsageError(f"--address is {address!r}; it must be auto or HOST:PORT")
+        return
+    try:
+        with socket.create_connection((match[1], int(match[2])), ANSWER_SECONDS) as connection:
+            connection.sendall(HELLO)
+            answer = connection.recv(9)
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"no cluster of Ray at {address}: {error}{ADVICE}") from None
+    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
+        raise UsageError(f"no cluster of Ray at {address}: another program listens there{ADVICE}")
 
 
 class Seat:

@@ -263,7 +263,7 @@ class Schedule:
         member.slices.append(Slice(score, steps, dict(member.settings), entry, source))
         member.job = None
         if diverged:
-            self._failed(k, result["error"])
+            self._failed(k, result["error"], is_first=False)
         else:
             member.attempts = 0
             self._wait(k)
@@ -273,13 +273,13 @@ class Schedule:
         self.members[k].is_running = False
         self._failed(k, reason)
 
-    def _failed(self, k: int, reason: str) -> None:
+    def _failed(self, k: int, reason: str, is_first: bool = True) -> None:
         member = self.members[k]
         member.attempts += 1
         if member.attempts >= MAX_ATTEMPTS:
             member.lost = f"{reason} ({member.attempts} attempts in a row)"
         else:
-            self._wait(k, is_first=True)
+            self._wait(k, is_first)
 
     def _wait(self, k: int, is_first: bool = False) -> None:
         if not self.is_finished(k):
