@@ -116,7 +116,8 @@ def _run(job: Job, settings: Mapping[str, Any], place: Path, callback: SliceEnd)
         with lock_run(place, seconds=SECONDS_TO_END):
             pass
     resumed = place if latest_checkpoint(place) is not None or _has_steps(place) else None
-    return run(made, resumed, command, callbacks=[callback])
+    # the curve is drawn once, at the end of the last slice
+    return run(made, resumed, command, callbacks=[callback], draws=job.until >= job.total)
 
 
 def _has_steps(place: Path) -> bool:

@@ -21,7 +21,8 @@ def tune_trainable(algorithm: str, env: str, every: int, **settings: object) -> 
 
     It reports `return` (mean of the evaluation, -inf where the policy diverged), `steps` and `done`
     after `total_steps`. A trial that goes on from another one takes over all of its run, the
-    environments and random streams too, then the new settings, as far as they can change in a run.
+    environments and random streams too, and resumes it with settings of its own, as `gpurl.resume`
+    does: those that shape the networks stay as they were.
     UsageError for settings that cannot work.
     """
     check_installed()
@@ -58,8 +59,7 @@ class SlicedRun:
         """folder: of its run folders. config: settings in place of `values`. UsageError for what is
         none.
         """
-        self.config = dict(config)
-        self.values = merge(values, self.config) | {"quiet": True, "stop_return": None}
+        self.values = merge(values, config) | {"quiet": True, "stop_return": None}
         self.values |= {"eval_every": self.values["total_steps"], "max_seconds": None}
         make_settings(**self.values)  # type: ignore[arg-type]
         self.every = every
@@ -78,9 +78,11 @@ class SlicedRun:
         """One slice, from the newest checkpoint on; GpurlError if it fails."""
         settings = make_settings(**self.values, run_dir=str(self.place))  # type: ignore[arg-type]
         resumed = self.place if latest_checkpoint(self.place) is not None else None
-        callback = _Slice(self.steps + self.every, self.config)
+        callback = _Slice(self.steps + self.every)
         try:
-            outcome = run(settings, resumed, ("ray.tune",), callbacks=[callback]).outcome
+            is_last = callback.until >= settings.train.total_steps
+            words = ("ray.tune",)
+            outcome = run(settings, resumed, words, callbacks=[callback], draws=is_last).outcome
         except NonFiniteError:
             return {"return": -math.inf, "steps": self.steps, "done": False}
         if outcome.unsaved:
@@ -115,17 +117,10 @@ class SlicedRun:
 
 
 class _Slice(Callback):
-    """Begins with settings that may be new, and ends at a step."""
+    """Ends a run at a step."""
 
-    def __init__(self, until: int, config: Mapping[str, Any]) -> None:
+    def __init__(self, until: int) -> None:
         self.until = until
-        self.config = config
-
-    def on_start(self, run: RunView) -> None:
-        own = run.algorithm.config
-        for name in self.config.keys() & {*own.changeable}:
-            if self.config[name] != getattr(own, name):
-                run.algorithm.change_setting(name, self.config[name])
 
     def after_iteration(self, run: RunView, metrics: object) -> None:
         if run.steps >= self.until:

@@ -29,13 +29,18 @@ pytestmark = [
     ),
     pytest.mark.timeout(240),
 ]
-MEMBERS, EVERY, SLICES = 6, 2048, 3
+MEMBERS, EVERY = 6, 2048
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 WORDS = [
     *("--population", str(MEMBERS), "--num-envs", "32", "--horizon", "16", "--minibatches", "2"),
-    *("--pbt-every", str(EVERY), "--total-steps", str(SLICES * EVERY), "--eval-episodes", "8"),
-    *("--network.hidden", "16", "--preset", "none", "--save-every", "1i", "--cpus", "1"),
+    *("--pbt-every", str(EVERY), "--eval-episodes", "8", "--network.hidden", "16"),
+    *("--preset", "none", "--save-every", "1i", "--cpus", "1"),
 ]
+
+
+def words(command: str, env: str, folder: Path, slices: int) -> list[str]:
+    total = ["--total-steps", str(slices * EVERY), "--run-dir", str(folder)]
+    return [command, "ppo", env, *WORDS, *total]
 
 
 def start(words: list[str], module: str = "gpurl", **environment: str) -> "subprocess.Popen[str]":
@@ -95,15 +100,17 @@ def wait_for(condition: Any, process: "subprocess.Popen[str]", seconds: float = 
     return value
 
 
-def check_trained(folder: Path, output: str) -> list[dict[str, Any]]:
+def check_trained(
+    folder: Path, output: str, slices: int, members: int = MEMBERS
+) -> list[dict[str, Any]]:
     """All members have done their slices, and can be loaded; returns their rows."""
-    assert f"{MEMBERS} members, {MEMBERS} of them live" in output
+    assert f"{members} members, {members} of them live" in output
     rows = json.loads((folder / FILE).read_text())["members"]
-    assert [len(row["slices"]) for row in rows] == [SLICES] * MEMBERS
+    assert [len(row["slices"]) for row in rows] == [slices] * members
     for row in rows:
-        assert row["slices"][-1]["steps"] >= SLICES * EVERY
-    for k in range(MEMBERS):
-        assert load_checkpoint(folder / f"member_{k:03d}")[1]["step"] >= SLICES * EVERY
+        assert row["slices"][-1]["steps"] >= slices * EVERY
+    for k in range(members):
+        assert load_checkpoint(folder / f"member_{k:03d}")[1]["step"] >= slices * EVERY
     assert any(each["source"] for row in rows for each in row["slices"])
     return rows
 
@@ -122,7 +129,7 @@ def test_members_take_over_better_ones_and_a_killed_one_recovers(
     env: str, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "plan"
-    driver = start(["pbt", "ppo", env, *WORDS, "--run-dir", str(folder)], **cluster)
+    driver = start(words("pbt", env, folder, 2), **cluster)
     # kill the process of a member that trains its second slice
     schedule = folder / FILE
 
@@ -141,30 +148,37 @@ def test_members_take_over_better_ones_and_a_killed_one_recovers(
     assert f"{MEMBERS} members, room for 2 at a time (1 CPU each): they take turns" in output
     assert f"process {process} on 127.0.0.1 has ended" in output
     assert "another process goes on with it" in output
-    check_trained(folder, output)
+    check_trained(folder, output, 2)
 
 
 @pytest.mark.parametrize("env", ["pendulum", "chasing"])
 def test_generations(env: str, cluster: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "plan"
-    words = ["pbt", "ppo", env, *WORDS, "--pbt-rule", "generation", "--run-dir", str(folder)]
-    driver = start(words, **cluster)
+    driver = start([*words("pbt", env, folder, 2), "--pbt-rule", "generation"], **cluster)
     output, _ = driver.communicate(timeout=200)
     assert driver.returncode == 0, output
-    rows = check_trained(folder, output)
+    rows = check_trained(folder, output, 2)
     # everyone in place of a worse one has the newest state of the generation before
     for row in rows:
         for number, each in enumerate(row["slices"]):
             assert not each["source"] or each["source"].endswith(f"-{number - 1}")
 
 
-@pytest.mark.parametrize("env", ["pendulum", "chasing"])
+def test_a_tournament(cluster: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    driver = start(words("tournament", "chasing", folder, 2), **cluster)
+    output, _ = driver.communicate(timeout=200)
+    assert driver.returncode == 0, output
+    check_trained(folder, output, 2)
+    assert len(Leaderboard(folder / BOARD, 12).entries()) == MEMBERS
+
+
 def test_a_leaderboard_outlives_its_actor_and_the_driver(
-    env: str, cluster: dict[str, str], tmp_path: Path
+    cluster: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "plan"
-    words = ["tournament", "ppo", env, *WORDS, "--run-dir", str(folder)]
-    driver = start(words, **cluster)
+    command = words("tournament", "pendulum", folder, 3)
+    driver = start(command, **cluster)
     board = folder / BOARD
 
     def entries() -> int:
@@ -182,15 +196,46 @@ def test_a_leaderboard_outlives_its_actor_and_the_driver(
     assert len(before) >= 4
     for entry in before:
         assert Leaderboard(board, 12).load(entry, "cpu")["weights"]  # type: ignore[arg-type]
-    driver = start(words, **cluster)
+    driver = start(command, **cluster)
     output, _ = driver.communicate(timeout=200)
     assert driver.returncode == 0, output
     assert "members, 0 slices" not in output
-    check_trained(folder, output)
+    check_trained(folder, output, 3)
     names = {each.name for each in before}
     after = {each.name: each.score for each in Leaderboard(board, 12).entries()}
     assert len(after) == MEMBERS
-    assert all(after[each.name] >= each.score for each in before if each.name in names)
+    assert names <= after.keys()
+    assert all(after[each.name] >= each.score for each in before)
+
+
+def test_nodes_come_and_go(tmp_path: Path) -> None:
+    """Three members on one CPU, then on two, then on one again."""
+    folder = tmp_path / "plan"
+    nodes = start([], "tests.cluster.nodes")
+    assert nodes.stdin is not None
+    assert nodes.stdout is not None
+    address = nodes.stdout.readline().strip()
+    command = [*words("pbt", "pendulum", folder, 4), "--population", "3", "--address", address]
+    driver = start(command)
+
+    def busy() -> int:
+        """Members in training."""
+        if not (folder / FILE).exists():
+            return 0
+        return sum(bool(row["job"]) for row in json.loads((folder / FILE).read_text())["members"])
+
+    wait_for(lambda: busy() == 1, driver)
+    nodes.stdin.write("add\n")
+    nodes.stdin.flush()
+    wait_for(lambda: busy() == 2, driver)
+    nodes.stdin.write("remove\n")
+    nodes.stdin.flush()
+    output, _ = driver.communicate(timeout=200)
+    nodes.communicate(timeout=60)
+    assert driver.returncode == 0, output
+    assert "3 members, room for 1 at a time (1 CPU each): they take turns" in output
+    assert "another process goes on with it" in output
+    check_trained(folder, output, 4, 3)
 
 
 def test_trials_of_ray_tune(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -200,7 +245,7 @@ def test_trials_of_ray_tune(cluster: dict[str, str], tmp_path: Path) -> None:
     assert process.returncode == 0, output
     found = json.loads(output.splitlines()[-1])
     assert found["errors"] == 0
-    assert [each["steps"] for each in found["trials"]] == [SLICES * EVERY] * 4
+    assert [each["steps"] for each in found["trials"]] == [2 * EVERY] * 2
     assert found["exploited"] > 0
     # the settings that Tune has chosen are those that the runs had in the end
     for each in found["trials"]:

@@ -1,4 +1,4 @@
-"""Four trials of Ray Tune under PopulationBasedTraining: `python -m tests.cluster.tuned FOLDER`
+"""Two trials of Ray Tune under PopulationBasedTraining: `python -m tests.cluster.tuned FOLDER`
 prints how they ended as JSON.
 """
 
@@ -10,7 +10,7 @@ from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.cluster.ray_places import connect
 from gpurl.cluster.ray_tune import tune_trainable
 
-EVERY, SLICES = 2048, 3
+EVERY, SLICES = 2048, 2
 
 
 def main(folder: Path) -> None:
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
     results = tune.Tuner(
         tune.with_resources(trainable, {"cpu": 1}),
         param_space={"learning_rate": tune.loguniform(1e-5, 1e-2)},
-        tune_config=tune.TuneConfig(scheduler=scheduler, num_samples=4, reuse_actors=False),
+        tune_config=tune.TuneConfig(scheduler=scheduler, num_samples=2, reuse_actors=False),
         run_config=tune.RunConfig(name="tuned", storage_path=str(folder), verbose=0),
     ).fit()
     trials = []
