@@ -19,6 +19,7 @@ from gpurl.errors import CheckpointError, GpurlError, NonFiniteError, UsageError
 from gpurl.run.run_folder import lock_run
 from tests.cluster.here import EVERY, drive, result
 from tests.cluster.here import plan_of as plan_of_six
+from tests.hostile_files import HOSTILE
 from tests.small_runs import ITERATION, assert_same, small_run, state_of
 
 
@@ -136,10 +137,20 @@ def test_the_same_command_goes_on(tmp_path: Path) -> None:
 # ---- what fails ----
 
 
-def test_a_place_that_dies_in_a_slice_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_place_that_dies_in_a_slice_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed after its first checkpoint of a slice: it does not go on from the source twice."""
     plan = plan_of(tmp_path, save_every="1i", explore={"gamma": (0.9, 0.999)})
     killed: list[Job] = []
+    sources: list[str] = []
+    real = member_module.take_over
+
+    def noted(algorithm: Any, source: Any, settings: Any) -> None:
+        sources.append(source.name)
+        real(algorithm, source, settings)
+
+    monkeypatch.setattr(member_module, "take_over", noted)
 
     def train(job: Job, settings: Any) -> Result:
         board = FolderBoard(str(plan.board), 99)
@@ -150,6 +161,7 @@ def test_a_place_that_dies_in_a_slice_costs_nothing_else(tmp_path: Path) -> None
             raise RuntimeError("process 7 on here has ended")
         done = train_slice(job, settings, plan.folder, plan.board, board)
         if killed and job == killed[0]:
+            assert len(sources) == 1
             assert done["took_over"]
             assert done["settings"] == job.settings
         return done
@@ -273,10 +285,12 @@ def test_the_schedule_of_something_else_is_refused(tmp_path: Path) -> None:
     # settings that change no number may change
     assert open_schedule(plan_of(tmp_path, threads=2, save_every="5s")).is_done
     file = plan.folder / FILE
-    for text in ("", "[1]", json.dumps({"about": 3}), "{" * 5000):
-        file.write_text(text)
+    hostile = [make(tmp_path / "canary") for make in HOSTILE.values()]
+    for content in (b"", b"[1]", json.dumps({"about": 3}).encode(), b"{" * 5000, *hostile):
+        file.write_bytes(content)
         with pytest.raises(CheckpointError, match="cannot be read"):
             open_schedule(plan)
+    assert not (tmp_path / "canary").exists()
 
 
 def test_a_tournament_shares_its_leaderboard(tmp_path: Path) -> None:
