@@ -76,7 +76,6 @@ class Member:
     is_new: bool = False  # whether its next run is another one than before
     attempts: int = 0  # in a row that have failed
     job: Job | None = None  # given out, and not finished
-    is_running: bool = False
     lost: str = ""  # why it takes part no more
 
     @property
@@ -141,7 +140,6 @@ class Schedule:
         """Give out the next slice of member k. entries: of the board, if members draw them."""
         member = self.members[k]
         self._queue.remove(k)
-        member.is_running = True
         # a slice that was not finished: as it was decided, whoever trains it
         if member.job is None:
             member.job = self._decide(k, entries)
@@ -226,7 +224,8 @@ class Schedule:
             rows = [self.members[j].slices for j in self.live]
             others = [each[-1] for each in rows if each and math.isfinite(each[-1].score)]
             others.sort(key=lambda each: -each.score)
-            slices = [*reversed(member.slices), *others]
+            # older ones are on the board no more
+            slices = [*member.slices[-1:], *others]
             found = [(each.entry, each.score, each.settings) for each in slices if each.entry]
         if not found or not member.slices:
             return self._job(k)
@@ -242,7 +241,6 @@ class Schedule:
         member = self.members[k]
         job = member.job
         assert job is not None
-        member.is_running = False
         if not result["unreadable"]:
             member.steps = result["steps"]
         if result["settings"]:
@@ -270,7 +268,6 @@ class Schedule:
 
     def die(self, k: int, reason: str) -> None:
         """The process that trained member k has ended: another one goes on."""
-        self.members[k].is_running = False
         self._failed(k, reason)
 
     def _failed(self, k: int, reason: str, is_first: bool = True) -> None:
@@ -318,7 +315,6 @@ class Schedule:
         rows: list[Json] = []
         for member in self.members:
             row = asdict(member)
-            del row["is_running"]
             for each in row["slices"]:  # JSON has no NaN
                 each["score"] = each["score"] if math.isfinite(each["score"]) else None
             rows.append(row)

@@ -11,8 +11,8 @@ import pytest
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.checkpoints.leaderboard import Leaderboard
 from gpurl.cluster import member as member_module
-from gpurl.cluster.board import FolderBoard
-from gpurl.cluster.driver import FILE, Plan, open_schedule, train_population
+from gpurl.cluster.board import BoardOfRows, BoardRows, FolderBoard
+from gpurl.cluster.driver import FILE, Plan, open_schedule, settings_of_members, train_population
 from gpurl.cluster.member import train_slice
 from gpurl.cluster.schedule import Job, Result
 from gpurl.errors import CheckpointError, GpurlError, NonFiniteError, UsageError
@@ -194,6 +194,46 @@ def test_a_cut_off_checkpoint_is_named_and_its_member_goes_on(tmp_path: Path) ->
     (again,) = [job for job in places.jobs if job.folder == "member_002-2" and job.number == 1]
     assert again.source == places.jobs[2].entry
     assert schedule.members[2].slices[-1].steps >= 3 * EVERY
+
+
+def test_of_two_checkpoints_the_one_before_is_taken(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    board = FolderBoard(str(plan.board), 9)
+    (settings, *_) = settings_of_members(plan)
+    for number in range(3):
+        job = Job(
+            0, number, "run", 0, number * EVERY, (number + 1) * EVERY, 3 * EVERY, f"x-{number}"
+        )
+        done = train_slice(job, settings, plan.folder, plan.board, board)
+        assert (done["error"], done["steps"]) == ("", (number + 1) * EVERY)
+        if number == 1:
+            newest = latest_checkpoint(plan.folder / "run")
+            assert newest is not None
+            (newest / "state.json").write_text("{")
+    (note,) = done["notes"]
+    assert note.startswith(f"loaded {plan.folder}/run/checkpoints/step_000000000256 instead: ")
+    assert "state.json has 1 bytes" in note
+
+
+def test_a_board_in_another_process_refuses_as_here(tmp_path: Path) -> None:
+    """Its errors come back as answers, and are the same errors."""
+    run = small_run(tmp_path / "run", 1, eval_episodes=0).folder
+    board = BoardOfRows(BoardRows(str(tmp_path / "board"), 2).ask)
+    entry = {"score": 1.0, "step": 5, "settings": {"gamma": 0.9}}
+    for name in ("a", "b"):
+        assert board.submit({"name": name, **entry}, str(latest_checkpoint(run)))
+    assert not board.submit({"name": "c", **entry}, str(latest_checkpoint(run)))
+    assert [each.name for each in board.entries()] == ["a", "b"]
+    assert board.entries()[0].settings == {"gamma": 0.9}
+    board.remove({"a", "unknown"})
+    assert [each.name for each in board.entries()] == ["b"]
+    assert [folder.name for folder in (tmp_path / "board/entries").iterdir()] == ["b"]
+    with pytest.raises(CheckpointError, match="does not exist"):
+        board.submit({"name": "d", **entry}, str(tmp_path / "nothing"))
+    (tmp_path / "board/leaderboard.json").write_text("[]")
+    for call in (board.entries, lambda: board.remove({"b"})):
+        with pytest.raises(CheckpointError, match="is no leaderboard"):
+            call()
 
 
 def test_a_source_that_is_cut_off_is_named_and_the_member_goes_on(tmp_path: Path) -> None:

@@ -173,6 +173,13 @@ def test_a_run_that_cannot_be_read_goes_on_from_its_entry(tmp_path: Path) -> Non
     assert (job.begin, job.until, job.total) == (0, EVERY, 2 * EVERY)
     schedule.finish(1, result(EVERY, 8.0, took_over=True))
     assert schedule.members[1].slices[-1].steps == 2 * EVERY
+    # what did not enter the board in its newest slice goes on from the best of the others
+    finish(schedule, 4, 80.0, entered=False)
+    schedule.begin(4)
+    schedule.finish(4, result(0, None, **cut))
+    job = schedule.begin(4)
+    assert (job.source, job.source_score) == (schedule.members[1].slices[-1].entry, 8.0)
+    assert job.source in schedule.needed_entries()
     # before its first slice it begins anew
     schedule = new_schedule(tmp_path)
     schedule.begin(0)
