@@ -7,7 +7,6 @@ room. The board's actor has its state in a folder, so Ray may restart it anywher
 """
 
 import importlib.util
-import ipaddress
 import itertools
 import os
 import re
@@ -49,7 +48,6 @@ def connect(address: str | None) -> ModuleType:
     options: dict[str, Any] = {"address": address}
     if address == "local":
         options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-    if address == "local" or is_loopback(address):
         # Ray's switch for systems where it has no clusters: it keeps to the loopback address
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # it sends no statistics
@@ -64,15 +62,6 @@ def connect(address: str | None) -> ModuleType:
         what = "Ray cannot start here" if address == "local" else f"no cluster of Ray at {address}"
         raise UsageError(f"{what}: {first_line(error)}{ADVICE}") from error
     return ray
-
-
-def is_loopback(address: str) -> bool:
-    """Whether HOST:PORT is of this machine alone."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_answers(address: str) -> None:

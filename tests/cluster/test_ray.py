@@ -31,6 +31,8 @@ pytestmark = [
 ]
 LIMIT = 600  # seconds of a command on a machine that others work on
 MEMBERS, EVERY = 6, 2048
+# else Ray takes 127.0.0.1 for another address of this machine, at which this cluster does not listen
+ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 WORDS = [
     *("--population", str(MEMBERS), "--num-envs", "32", "--horizon", "16", "--minibatches", "2"),
@@ -104,7 +106,7 @@ def head() -> Iterator["subprocess.Popen[str]"]:
 @pytest.fixture
 def cluster(head: Any) -> dict[str, str]:
     """Variables with which a command finds the cluster and its token."""
-    return {"RAY_ADDRESS": head.address, "RAY_AUTH_MODE": "token"}
+    return {"RAY_ADDRESS": head.address, "RAY_AUTH_MODE": "token", **ON_LOOPBACK}
 
 
 def wait_for(condition: Any, process: "subprocess.Popen[str]", seconds: float = LIMIT) -> Any:
@@ -232,7 +234,7 @@ def test_nodes_come_and_go(tmp_path: Path) -> None:
     assert nodes.stdout is not None
     address = nodes.stdout.readline().strip()
     command = [*words("pbt", "pendulum", folder, 4), "--population", "3", "--address", address]
-    driver = start(command)
+    driver = start(command, **ON_LOOPBACK)
 
     def busy() -> int:
         """Members in training."""
