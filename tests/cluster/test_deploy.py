@@ -7,6 +7,7 @@ import re
 import shlex
 import stat
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,14 @@ def test_the_image_for_ray_is_made_of_that_of_gpurl() -> None:
 
 # ---- Slurm ----
 
-STANDS_IN = """#!/bin/bash
-echo "{name} $*" >> "$LOG"
+# the command ends at once: not before all nodes have begun
+GPURL = """#!/bin/bash
+for _ in $(seq 300); do
+    [ "$(grep -c '^ray start' "$LOG")" = 3 ] && break
+    sleep 0.1
+done
+echo "gpurl $*" >> "$LOG"
+exit "${GPURL_EXIT:-0}"
 """
 # a step runs what it is given, without what is not here
 SRUN = """#!/bin/bash
@@ -146,7 +153,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     scripts = {
         "srun": SRUN,
         "ray": RAY,
-        "gpurl": STANDS_IN.format(name="gpurl") + 'exit "${GPURL_EXIT:-0}"\n',
+        "gpurl": GPURL,
         "scontrol": "#!/bin/bash\nprintf 'n1\\nn2\\nn3\\n'\n",
         "hostname": "#!/bin/bash\necho 10.0.0.1 fe80::1\n",
     }
@@ -213,10 +220,19 @@ def test_it_starts_a_head_the_workers_and_the_command(slurm: dict[str, str]) -> 
     (command,) = [line for line in lines if line.startswith("gpurl ")]
     assert command == "gpurl pbt ppo chasing --population 6 --address 10.0.0.1:20041"
     # nothing is left
-    for process in Path(f"{slurm['LOG']}.pids").read_text().split():
-        assert not Path(f"/proc/{process}/cmdline").exists() or (
-            "State:\tZ" in Path(f"/proc/{process}/status").read_text()
-        )
+    left = {*Path(f"{slurm['LOG']}.pids").read_text().split()}
+    assert len(left) == 3
+    deadline = time.monotonic() + 30
+    while left := {each for each in left if is_running(each)}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(process: str) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
 
 
 def test_its_exit_code_is_that_of_the_command(slurm: dict[str, str]) -> None:

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 LIMIT = 600  # seconds of a command on a machine that others work on
 MEMBERS, EVERY = 6, 2048
-# else Ray takes 127.0.0.1 for another address of this machine, at which this cluster does not listen
+# else Ray takes 127.0.0.1 for another address of this machine, where this cluster does not listen
 ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 WORDS = [
