@@ -192,7 +192,7 @@ def test_a_tournament(cluster: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_a_leaderboard_outlives_its_actor_and_the_driver(
-    cluster: dict[str, str], tmp_path: Path
+    head: Any, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "plan"
     command = words("tournament", "pendulum", folder, 3)
@@ -204,7 +204,7 @@ def test_a_leaderboard_outlives_its_actor_and_the_driver(
 
     # the actor is killed: Ray starts another one, which reads the folder
     wait_for(lambda: entries() >= 2, driver)
-    (actor,) = [k for k, (_, command) in processes().items() if "ray::BoardRows" in command]
+    (actor,) = [k for k, name in descendants(head.pid).items() if "ray::BoardRows" in name]
     os.kill(actor, signal.SIGKILL)
     wait_for(lambda: entries() >= 4, driver)
     # the driver is killed: its actors end, what they have entered stays
