@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 .DEFAULT_GOAL := setup
 
-.PHONY: help setup train test lint audit bench compare mutants peers outward soak learn gpu-check gpu-check-wheels clean
+.PHONY: help setup train test ray lint audit bench compare mutants peers outward soak learn gpu-check gpu-check-wheels clean
 
 # the targets: each with the comment above it
 help:
@@ -30,7 +30,13 @@ train: setup
 
 # ruff, mypy, all tests: about 40 minutes on two cores
 test: setup .tritons/.installed lint
-	OMP_NUM_THREADS=1 GPURL_TRITONS=.tritons $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 GPURL_TRITONS=.tritons $(BIN)/python -m pytest -n 2 -m 'not ray'
+
+# populations on Ray, 230 s of processor time on two cores; skipped where Ray is not installed
+ray: setup
+	@if $(BIN)/python -c 'import ray' 2>/dev/null; \
+	then OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/cluster; \
+	else echo "skipped: Ray is not installed: pip install -e '.[ray]' -c constraints.txt"; fi
 
 # ruff and mypy
 lint: setup

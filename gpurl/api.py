@@ -185,11 +185,12 @@ def run(
     command: Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     env: VecEnv | None = None,
+    draws: bool = True,
 ) -> Run:
     """Train by `settings`, in a new run folder or resuming the one in `resume_from`.
 
     command: for command.txt, by default that of this process. env: existing environments to train,
-    instead of new ones.
+    instead of new ones. draws: the learning curve at the end, and what its scripted policy reaches.
     """
     config = settings.train
     fill_standard_streams()
@@ -274,8 +275,11 @@ def run(
         if not is_first:
             return Run(trainer.folder, _run_silently(trainer), {}, rank=ranks.index)
         outcome = _run_logged(trainer, is_resumed=parts is not None)
-        baseline = {} if eval_env is None else _scripted_baseline(outcome, eval_env, config)
-        _draw_curve(trainer.folder, baseline)
+        baseline = {}
+        if draws and eval_env is not None:
+            baseline = _scripted_baseline(outcome, eval_env, config)
+        if draws:
+            _draw_curve(trainer.folder, baseline)
         folder = trainer.folder if home is None else trainer.folder.relative_to(home)
         return Run(folder, outcome, baseline)
 

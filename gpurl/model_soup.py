@@ -16,6 +16,7 @@ from gpurl.kernels.backend import on_device
 from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy
 from gpurl.run.fusion import fuse
 from gpurl.run.load import Loaded, load_members
+from gpurl.run.members import ONE_AGENT
 from gpurl.run.policy_run import write_policy_run
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import choose_device, make_trainer
@@ -87,16 +88,7 @@ def soup(
 
 def _settings_of_one(first: Loaded, run_dir: str | None) -> Settings:
     """The settings of the population's run, of one agent, which is as its best member is."""
-    changes = {
-        "population": 1,
-        "member": {},
-        "pbt": False,
-        "pbt_every": None,
-        "pbt_leaderboard": None,
-        "explore": {},
-        "init_from": None,
-        "run_dir": run_dir,
-    }
+    changes = ONE_AGENT | {"init_from": None, "run_dir": run_dir}
     values = {name: x for name, x in first.settings.items() if name not in ("algorithm", "env")}
     made = make_settings(first.settings["algorithm"], first.settings["env"], **values | changes)
     return replace(made, algorithm_config=replace(first.algorithm.config, init_from=None))

@@ -41,7 +41,10 @@ LAYERS = (
     {"guards"},
     {"engine"},
     {"run", "video"},
-    {"api", "seeds", "runs_beside", "tuning", "policy", "model_soup", "export", "adapters"},
+    {
+        *("api", "seeds", "runs_beside", "tuning", "cluster", "policy", "model_soup", "export"),
+        "adapters",
+    },
     {"cli", "__init__", "__main__"},
 )
 LINKS = (ROOT / "gpurl" / "envs", ROOT / "gpurl" / "kernels")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {*PROJECT["optional-dependencies"]}
 # the words that Docker knows
-INSTRUCTIONS = {"FROM", "RUN", "WORKDIR", "COPY", "ENTRYPOINT", "CMD"}
+INSTRUCTIONS = {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "ENTRYPOINT", "CMD"}
 
 
 # ---- setup.py ----

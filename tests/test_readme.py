@@ -17,7 +17,14 @@ import pytest
 
 import gpurl
 from gpurl.cli.main import COMMANDS, main
-from gpurl.cli.settings import parse_config, parse_convert, parse_profile, parse_train, parse_tune
+from gpurl.cli.settings import (
+    parse_config,
+    parse_convert,
+    parse_population,
+    parse_profile,
+    parse_train,
+    parse_tune,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -204,6 +211,8 @@ def test_command_lines_are_understood(folder: Path) -> None:
             assert settings.train.num_envs > 0, line
         elif command == "tune":
             parse_tune(words)
+        elif command in ("pbt", "tournament"):
+            parse_population(words, command)
         elif command == "config":
             parse_config(list(itertools.takewhile(lambda word: word != ">", words)))
         elif command == "profile":

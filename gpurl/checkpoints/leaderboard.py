@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,18 @@ class Leaderboard:
         except (OSError, Timeout) as error:
             raise CheckpointError(f"the leaderboard {self.folder}: {error}") from error
         return True
+
+    def remove(self, names: Collection[str]) -> None:
+        """Take entries off the list, and delete their checkpoints."""
+        try:
+            with self._lock():
+                before = self.entries()
+                self._write([each for each in before if each.name not in names])
+                for each in before:
+                    if each.name in names:
+                        shutil.rmtree(self.folder / ENTRIES / each.name, ignore_errors=True)
+        except (OSError, Timeout) as error:
+            raise CheckpointError(f"the leaderboard {self.folder}: {error}") from error
 
     def load(self, entry: Entry, device: torch.device) -> dict[str, State]:
         """The checkpoint of an entry."""

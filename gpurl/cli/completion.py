@@ -12,6 +12,7 @@ from gpurl.algorithms import algorithm_names, config_class, resolve_algorithm
 from gpurl.checks import choices_of
 from gpurl.cli.env_options import options_class
 from gpurl.cli.settings import (
+    ClusterOptions,
     ConfigOptions,
     ConvertOptions,
     ProfileOptions,
@@ -25,6 +26,8 @@ from gpurl.run.settings import TrainConfig
 OPTIONS = {
     "train": TrainOptions,
     "tune": TuneOptions,
+    "pbt": ClusterOptions,
+    "tournament": ClusterOptions,
     "config": ConfigOptions,
     "profile": ProfileOptions,
     "convert": ConvertOptions,

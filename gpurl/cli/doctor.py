@@ -34,6 +34,7 @@ EXTRAS = {
     "viewer": (("mjviser", "viser"), "gpurl play RUN --viewer"),
     "plot": (("scipy",), "intervals over seeds"),
     "tune": (("optuna",), "gpurl tune ALGORITHM ENV"),
+    "ray": (("ray",), "gpurl pbt, gpurl tournament"),
     "gpu": (("pynvml",), "memory and use of a GPU in the log"),
     "wandb": (("wandb",), "--track wandb"),
     "trackio": (("trackio",), "--track trackio"),

@@ -34,6 +34,10 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl tune ALGORITHM ENV [--trials 30]        search for good settings (needs Optuna)
         [--space FILE] [--storage FILE] [--jobs 1] [settings]
   gpurl tune --show STORAGE                     list the trials of a search
+  gpurl pbt ALGORITHM ENV --population 8        members on a cluster (needs Ray), selected
+        [--address auto] [--cpus 1] [--gpus 0]
+  gpurl tournament ALGORITHM ENV --population 8
+                                                members that go on from a leaderboard
   gpurl config ALGORITHM ENV [settings]         print all settings, explained, for --config
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
@@ -223,6 +227,25 @@ def tune(words: list[str]) -> int:
         assert options.show is not None
         return show(options.show)
     return run_tuning(settings, options, words)
+
+
+def pbt(words: list[str]) -> int:
+    """Population based training on a cluster."""
+    return _train_population("pbt", words)
+
+
+def tournament(words: list[str]) -> int:
+    """A population on a cluster whose members go on from a leaderboard."""
+    return _train_population("tournament", words)
+
+
+def _train_population(name: str, words: list[str]) -> int:
+    from gpurl.cli.settings import parse_population
+
+    settings, options = parse_population(words, name)
+    from gpurl.cli.cluster import run_population
+
+    return run_population(name, settings, options, words)
 
 
 def config(words: list[str]) -> int:
@@ -611,6 +634,8 @@ def completion(shell: str = "", /) -> int:
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "tune": tune,
+    "pbt": pbt,
+    "tournament": tournament,
     "config": config,
     "eval": evaluate,
     "play": play,
@@ -628,8 +653,15 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "completion": completion,
 }
 SILENT = {"-h", "--help", "--help-all", "--quiet", "quiet=true"}
-TAKE_NAMES = {"train", "tune", "config", "profile"}  # an algorithm and an environment
-PARSE_THEMSELVES = {"train", "tune", "config", "profile", "convert", "bench"}
+TAKE_NAMES = {
+    "train",
+    "tune",
+    "pbt",
+    "tournament",
+    "config",
+    "profile",
+}  # an algorithm and an environment
+PARSE_THEMSELVES = TAKE_NAMES | {"convert", "bench"}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -128,6 +128,26 @@ class TuneOptions:
 
 
 @dataclass(frozen=True)
+class ClusterOptions:
+    """What `gpurl pbt` and `gpurl tournament` take beside the settings of a population."""
+
+    config: Path | None = None
+    """YAML file with settings; flags win over it."""
+    address: str | None = None
+    """The cluster of Ray: auto, or HOST:PORT; by default RAY_ADDRESS, without it one of this
+    machine alone.
+    """
+    cpus: float = 1.0
+    """CPUs of a member; 0.5 lets two share one."""
+    gpus: float = 0.0
+    """GPUs of a member, for example 1, or 0.25 for four on each GPU; 0: it trains on CPUs."""
+    synchronous: bool = False
+    """All members wait for each other before they are selected, as generations always do; then the
+    result does not depend on who is faster. Of pbt only.
+    """
+
+
+@dataclass(frozen=True)
 class ConvertOptions:
     """Convert the weights of another trainer: to a safetensors file, or to a run. Settings of the
     run are those of `gpurl train`.
@@ -201,6 +221,33 @@ def parse_tune(words: list[str]) -> tuple[Settings | None, TuneOptions]:
             raise UsageError(f"--show prints a storage and takes no settings, got {' '.join(rest)}")
         return None, options
     return _parse_settings(rest, options.config, None, "tune", options), options
+
+
+def parse_population(words: list[str], command: str) -> tuple[Settings, ClusterOptions]:
+    """The settings of a population whose members are selected, and the options of `gpurl pbt` or
+    `gpurl tournament`.
+    """
+    options, rest = _split_options(ClusterOptions, words, command)
+    if options.cpus < 0 or options.gpus < 0 or options.cpus + options.gpus == 0:
+        raise UsageError(
+            f"a member takes --cpus {options.cpus:g} and --gpus {options.gpus:g}: they must be at "
+            f"least 0, and not both 0"
+        )
+    # behind the names, in front of the other flags
+    if HELP.isdisjoint(rest):
+        rest = [*rest, "--pbt"]
+    settings = _parse_settings(rest, options.config, None, command, options)
+    device = settings.train.device
+    if options.gpus and device == "cpu":
+        raise UsageError(f"--gpus {options.gpus:g} with device cpu: leave out one of them")
+    if not options.gpus and device.startswith("cuda"):
+        raise UsageError(
+            f"device {device} without --gpus: a member sees the GPUs of its share only"
+        )
+    if not options.gpus:
+        train = dataclasses.replace(settings.train, device="cpu")
+        settings = dataclasses.replace(settings, train=train)
+    return settings, options
 
 
 def parse_convert(words: list[str]) -> tuple[ConvertOptions, Settings | None]:

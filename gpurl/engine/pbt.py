@@ -127,8 +127,8 @@ class PopulationBasedTraining:
 
     def _take_over(self, k: int, score: float, source: Source, numbers: list[float]) -> TakeOver:
         """Member k goes on from `source`; numbers: two for each setting."""
-        settings = self._explored(source.settings, numbers)
-        _take_over(self.members[k].algorithm, source, settings)
+        settings = explored(self.options, source.settings, numbers)
+        take_over(self.members[k].algorithm, source, settings)
         self.counted[k] = self.members[k].statistics.newest[2] + 1
         return TakeOver(k, score, source, settings)
 
@@ -136,7 +136,7 @@ class PopulationBasedTraining:
         """Who goes on from which other member."""
         # the rule sees those that have a score
         ready = [*scores]
-        parents = self._parents([*scores.values()], [uniforms[k] for k in ready])
+        parents = parents_of(self.options, [*scores.values()], [uniforms[k] for k in ready])
         pairs = {k: ready[parent] for k, parent in zip(ready, parents) if ready[parent] != k}
         sources = {j: self._source(j, scores[j]) for j in {*pairs.values()}}
         return {k: sources[j] for k, j in pairs.items()}
@@ -179,35 +179,9 @@ class PopulationBasedTraining:
     def _of_entry(self, board: Leaderboard, entry: Entry, k: int) -> Source:
         """The source for member k; CheckpointError if it is of another kind of agent."""
         algorithm = self.members[k].algorithm
-        parts = board.load(entry, algorithm.device)
-        own = algorithm.extra_state()
-        kept = {name: own[name] for name in algorithm.of_episodes & own.keys()}
-        # settings come from the list, within their ranges
-        kept |= {"changed_settings": algorithm.changed_settings}
-        model, training = parts.get("weights", {}), parts.get("learning", {}) | kept
-        if not (same_form(dict(algorithm.state_dict()), model) and same_form(own, training)):
-            raise CheckpointError("it is an agent of another algorithm, other spaces or networks")
-        settings = self.settings_of(k)
-        for name, span in self.options.spans.items():
-            if name in entry.settings:
-                settings[name] = min(max(entry.settings[name], span.low), span.high)
+        model, training = fitting_state(algorithm, board.load(entry, algorithm.device))
+        settings = within(self.options.spans, self.settings_of(k), entry.settings)
         return Source(f"entry {entry.name}", -1, entry.score, model, training, settings)
-
-    def _parents(self, scores: list[float], uniforms: list[float]) -> list[int]:
-        fraction = self.options.fraction
-        if self.options.rule == "truncation":
-            return truncation(scores, fraction, uniforms)
-        if self.options.rule == "tournament":
-            return tournament(scores, uniforms)
-        return generation(scores, max(int(fraction * len(scores)), 1), uniforms)
-
-    def _explored(self, settings: dict[str, float], numbers: list[float]) -> dict[str, float]:
-        """numbers: two for each setting."""
-        pairs = zip(numbers[::2], numbers[1::2])
-        return {
-            name: explore(value, self.options.spans[name], self.options.resample, pair)
-            for (name, value), pair in zip(settings.items(), pairs)
-        }
 
     def settings_of(self, k: int) -> dict[str, float]:
         """The explored settings of member k."""
@@ -235,7 +209,55 @@ class PopulationBasedTraining:
             own.copy_(saved)
 
 
-def _take_over(algorithm: Algorithm, source: Source, settings: Mapping[str, float]) -> None:
+def parents_of(
+    options: PbtOptions, scores: Sequence[float], uniforms: Sequence[float]
+) -> list[int]:
+    """Who goes on from whom by the rule of the options, as in `gpurl.selection`."""
+    if options.rule == "truncation":
+        return truncation(scores, options.fraction, uniforms)
+    if options.rule == "tournament":
+        return tournament(scores, uniforms)
+    return generation(scores, max(int(options.fraction * len(scores)), 1), uniforms)
+
+
+def explored(
+    options: PbtOptions, settings: Mapping[str, float], numbers: Sequence[float]
+) -> dict[str, float]:
+    """Other values of `settings`; numbers: two in [0, 1) for each."""
+    pairs = zip(numbers[::2], numbers[1::2])
+    return {
+        name: explore(value, options.spans[name], options.resample, pair)
+        for (name, value), pair in zip(settings.items(), pairs)
+    }
+
+
+def within(
+    spans: Mapping[str, Span], settings: Mapping[str, float], of_entry: Mapping[str, float]
+) -> dict[str, float]:
+    """`settings` with those of a leaderboard's entry in their place, within their ranges."""
+    return {
+        name: min(max(of_entry[name], span.low), span.high) if name in of_entry else settings[name]
+        for name, span in spans.items()
+    }
+
+
+def fitting_state(
+    algorithm: Algorithm, parts: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(model, training) of a leaderboard's checkpoint, for `Algorithm.take_over`; CheckpointError
+    if it is of another kind of agent.
+    """
+    own = algorithm.extra_state()
+    kept = {name: own[name] for name in algorithm.of_episodes & own.keys()}
+    # settings come from the list of entries
+    kept |= {"changed_settings": algorithm.changed_settings}
+    model, training = parts.get("weights", {}), parts.get("learning", {}) | kept
+    if not (same_form(dict(algorithm.state_dict()), model) and same_form(own, training)):
+        raise CheckpointError("it is an agent of another algorithm, other spaces or networks")
+    return model, training
+
+
+def take_over(algorithm: Algorithm, source: Source, settings: Mapping[str, float]) -> None:
     """Go on from the source with other `settings`."""
     # with its settings first: a learning rate that a schedule has adapted is one of them
     for name, value in source.settings.items():

@@ -12,6 +12,16 @@ from gpurl.algorithms.base import AlgorithmConfig
 from gpurl.checkpoints.state_files import State
 from gpurl.errors import CheckpointError, UsageError, did_you_mean
 
+# settings that make one agent of a population
+ONE_AGENT: dict[str, Any] = {
+    "population": 1,
+    "member": {},
+    "pbt": False,
+    "pbt_every": None,
+    "pbt_leaderboard": None,
+    "explore": {},
+}
+
 
 def member_settings(config: type[AlgorithmConfig]) -> tuple[str, ...]:
     """The settings in which members may differ: numbers that no weight's shape depends on."""

@@ -116,7 +116,9 @@ def test_every_name_elsewhere_belongs_to_a_setting() -> None:
     assert OTHER_NAMES.keys() <= known
 
 
-@pytest.mark.parametrize("command", ["train", "tune", "config", "profile", "convert"])
+@pytest.mark.parametrize(
+    "command", ["train", "tune", "pbt", "tournament", "config", "profile", "convert"]
+)
 def test_help_of_a_command_is_its_own(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code([command, "--help"]) == 0
     assert f"gpurl {command}" in capsys.readouterr().out
@@ -130,7 +132,10 @@ def test_help_of_a_command_is_its_own(command: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     "command",
-    sorted(COMMANDS.keys() - {"train", "tune", "config", "profile", "convert", "completion"}),
+    sorted(
+        COMMANDS.keys()
+        - {"train", "tune", "pbt", "tournament", "config", "profile", "convert", "completion"}
+    ),
 )
 def test_options_of_other_commands_are_explained(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

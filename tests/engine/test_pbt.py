@@ -251,13 +251,15 @@ def test_each_rule_drives_a_population(
     assert {each.member: each.source.member for each in pbt.select(set())} == expected
 
 
-def test_a_source_that_is_replaced_itself_gives_what_it_was() -> None:
+def test_a_source_that_is_replaced_itself_gives_what_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All at once, as a gather does it: 1 goes on from 0, 0 from 2."""
     engine = pbt_population(3, pbt_rule="tournament")
     pbt = pbt_of(engine)
     iterate(engine, 1)
     before = [copy.deepcopy(dict(each.algorithm.state_dict())) for each in engine.members]
-    pbt._parents = lambda scores, uniforms: [2, 0, 2]  # type: ignore[method-assign]
+    monkeypatch.setattr("gpurl.engine.pbt.parents_of", lambda *scores: [2, 0, 2])
     set_scores(engine, [1.0, 2.0, 3.0])
     pbt.select(set())
     for k, parent in enumerate((2, 0, 2)):

@@ -27,6 +27,7 @@ FOLDERS = (
             "video",
             "run/trackers",
             "tuning",
+            "cluster",
             "cli",
             "cli/convert",
             "export",

@@ -1,0 +1,85 @@
+"""The board of a population: the states that members may go on from, in the folder of a
+leaderboard. It is given the folders of checkpoints, so that weights go from storage to storage.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.checkpoints.leaderboard import Entry, Leaderboard
+from gpurl.errors import CheckpointError
+
+
+class Board(Protocol):
+    """What members and the driver ask of a board; CheckpointError if its folder fails."""
+
+    def submit(self, entry: Mapping[str, Any], checkpoint: str) -> bool:
+        """Enter the state in a run's checkpoint, if it is good enough; returns whether it was."""
+
+    def entries(self) -> list[Entry]:
+        """The best first."""
+
+    def remove(self, names: Collection[str]) -> None:
+        """Drop entries."""
+
+
+class FolderBoard:
+    """The board itself."""
+
+    def __init__(self, folder: str, capacity: int) -> None:
+        """UsageError for a folder that cannot be written."""
+        self._leaderboard = Leaderboard(Path(folder), capacity)
+
+    def submit(self, entry: Mapping[str, Any], checkpoint: str) -> bool:
+        """entry: fields of an Entry. Of the checkpoint weights and optimiser are kept."""
+        parts, _ = load_checkpoint(Path(checkpoint), "cpu", quiet=True)
+        state = {"weights": parts["model"], "learning": parts["training"]}
+        return self._leaderboard.submit(Entry(**entry), state)
+
+    def entries(self) -> list[Entry]:
+        return [*self._leaderboard.entries()]
+
+    def remove(self, names: Collection[str]) -> None:
+        self._leaderboard.remove(names)
+
+
+class BoardOfRows:
+    """A board in another process, that answers in plain values: what it refuses is a
+    CheckpointError here, too.
+    """
+
+    def __init__(self, ask: Any) -> None:
+        """ask: calls a method of `BoardRows` there, ask(name, *arguments)."""
+        self._ask = ask
+
+    def submit(self, entry: Mapping[str, Any], checkpoint: str) -> bool:
+        return bool(self._answer("submit", dict(entry), checkpoint))
+
+    def entries(self) -> list[Entry]:
+        return [Entry(**row) for row in self._answer("entries")]
+
+    def remove(self, names: Collection[str]) -> None:
+        self._answer("remove", sorted(names))
+
+    def _answer(self, name: str, *arguments: Any) -> Any:
+        answer = self._ask(name, *arguments)
+        if "error" in answer:
+            raise CheckpointError(answer["error"])
+        return answer["value"]
+
+
+class BoardRows:
+    """The other end of `BoardOfRows`."""
+
+    def __init__(self, folder: str, capacity: int) -> None:
+        self._board = FolderBoard(folder, capacity)
+
+    def ask(self, name: str, *arguments: Any) -> dict[str, Any]:
+        """{"value": the answer} or {"error": a text}."""
+        try:
+            value = getattr(self._board, name)(*arguments)
+        except CheckpointError as error:
+            return {"error": str(error)}
+        return {"value": [asdict(each) for each in value] if name == "entries" else value}

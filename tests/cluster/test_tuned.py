@@ -1,0 +1,97 @@
+"""What Ray Tune trains, without Ray: a run in slices, saved, and replaced by another one."""
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.cluster import ray_tune
+from gpurl.cluster.ray_tune import SlicedRun, tune_trainable
+from gpurl.errors import CheckpointError, DivergedError, UsageError
+from gpurl.run.settings import make_settings
+from tests.cluster.here import SHORT
+from tests.small_runs import ITERATION, SMALL, assert_same, small_run, state_of
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpurl.run.records.versions", dict)
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    own = {"total_steps": 3 * ITERATION, "threads": 1, "env_options": SHORT}
+    own |= {"schedule": "constant"}
+    return make_settings("ppo", "pendulum", **(SMALL | own | changes)).to_dict()
+
+
+def test_slices_are_one_run(tmp_path: Path) -> None:
+    """Saved after the first one and loaded elsewhere: bit for bit the run without a break."""
+    first = SlicedRun(tmp_path / "a", values(), {"gamma": 0.9}, ITERATION)
+    one = first.train()
+    assert {"steps": one["steps"], "done": one["done"]} == {"steps": ITERATION, "done": False}
+    assert math.isfinite(one["return"])
+    first.save(tmp_path / "saved")
+    other = SlicedRun(tmp_path / "b", values(), {"gamma": 0.9}, ITERATION)
+    other.load(tmp_path / "saved")
+    assert [other.train()["done"], other.train()["done"]] == [False, True]
+    alone = small_run(
+        tmp_path / "alone", 3, gamma=0.9, threads=1, env_options=SHORT, schedule="constant"
+    )
+    assert_same(state_of(other.place), state_of(alone.folder))
+
+
+def test_another_trial_is_taken_over_with_new_settings(tmp_path: Path) -> None:
+    donor = SlicedRun(tmp_path / "a", values(seed=5), {"gamma": 0.9, "learning_rate": 1e-2}, 128)
+    donor.train()
+    donor.save(tmp_path / "saved")
+    config = {"gamma": 0.95, "learning_rate": 5e-3}
+    own = SlicedRun(tmp_path / "b", values(), config, ITERATION)
+    own.train()
+    before = own.place
+    own.load(tmp_path / "saved")
+    assert own.place != before
+    done = own.train()
+    assert done["steps"] == donor.steps + ITERATION
+    parts, _ = load_checkpoint(own.place)
+    assert config.items() <= parts["meta"]["settings"].items()
+    assert parts["meta"]["settings"]["seed"] == 5
+    (optimizer,) = parts["training"]["optimizers"].values()
+    assert float(optimizer["learning_rate"]) == pytest.approx(5e-3)
+
+
+def test_a_policy_that_diverges_has_the_worst_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverges(*words: Any, **options: Any) -> Any:
+        raise DivergedError("NaN")
+
+    run = SlicedRun(tmp_path, values(), {}, ITERATION)
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_tune, "run", diverges)
+        assert run.train() == {"return": -math.inf, "steps": 0, "done": False}
+    run.save(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    run.load(tmp_path / "nothing")
+    assert run.train()["steps"] == ITERATION
+
+
+def test_what_is_cut_off_or_no_setting_is_named(tmp_path: Path) -> None:
+    run = SlicedRun(tmp_path / "a", values(), {}, ITERATION)
+    run.train()
+    run.save(tmp_path / "saved")
+    for file in (tmp_path / "saved").glob("*/*.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="has 0 bytes"):
+        run.load(tmp_path / "saved")
+    with pytest.raises(UsageError, match="learning_rat"):
+        SlicedRun(tmp_path / "b", values(), {"learning_rat": 1.0}, ITERATION)
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    assert importlib.util.find_spec("ray") is None
+    with pytest.raises(UsageError, match=r"need Ray, which is missing: pip install .*\[ray\]"):
+        tune_trainable("ppo", "pendulum", 100)
