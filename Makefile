@@ -32,7 +32,7 @@ train: setup
 test: setup .tritons/.installed lint
 	OMP_NUM_THREADS=1 GPURL_TRITONS=.tritons $(BIN)/python -m pytest -n 2 -m 'not ray'
 
-# populations on Ray, 230 s of processor time on two cores; skipped where Ray is not installed
+# populations on Ray, 3 minutes on two cores; skipped where Ray is not installed
 ray: setup
 	@if $(BIN)/python -c 'import ray' 2>/dev/null; \
 	then OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/cluster; \
