@@ -39,13 +39,7 @@ WARM_UP, ITERATIONS = 3, 12
 SMALL, LARGE, REPEATS = 4, 4 * 2**20, 40  # bytes, bytes, exchanges of each
 TIMEOUT = 120.0  # seconds that a rank waits for another
 CASES: dict[str, dict[str, Any]] = {
-    "ppo": {
-        "horizon": 32,
-        "epochs": 4,
-        "minibatches": 4,
-        "network": {"hidden": [64, 64]},
-        "update": "autograd",  # one process, too, without C: ranks have none of it
-    },
+    "ppo": {"horizon": 32, "epochs": 4, "minibatches": 4, "network": {"hidden": [64, 64]}},
     "sac": {"updates": 4, "learning_starts": 4 * ENVS_OF_RANK},
 }
 BATCH_OF_RANK = 256  # transitions, off-policy
