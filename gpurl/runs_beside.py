@@ -138,8 +138,10 @@ def run_beside(
                     shares = [*map(str, running), f"{len(ended)} of {len(settings)} finished"]
                     line.show(", ".join(shares))
         finally:
+            if not is_stopping:
+                for training in running:
+                    training.child.stop()
             for training in running:
-                training.child.stop()
                 training.child.close()
     in_order = [ended[each.train.seed] for each in settings if each.train.seed in ended]
     failed = [one for one in in_order if isinstance(one, GpurlError)]

@@ -53,6 +53,8 @@ def run_seeds(
     """
     if not seeds:
         raise UsageError(f"seeds must be at least 1, got {len(seeds)}")
+    if len({*seeds}) < len(seeds):
+        raise UsageError(f"seeds are {', '.join(map(str, seeds))}: each must be there once")
     each_settings = [_with_seed(settings, seed) for seed in seeds]
     make_callbacks(callbacks)  # or an error, before anything starts
     if jobs > 1:

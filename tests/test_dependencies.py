@@ -70,6 +70,10 @@ FLOORS = {  # the first versions without the hole
         "appears in time",
     ),
     "numpy": ("1.22", "CVE-2021-34141 and others: buffer overflows"),
+    "ray": (
+        "2.59",
+        "from then on its local clusters ask for a token: others here run no code",
+    ),
     "stable-baselines3": ("2.9", "GHSA-887c-mr87-cxwp comes in by its floor of torch"),
 }
 

@@ -8,6 +8,8 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
 from gpurl.checks import MAX_INTEGER
 from gpurl.errors import UsageError, did_you_mean
 
@@ -127,3 +129,19 @@ def flag_name(word: str) -> str:
 MANY = {tuple, list, dict, set}
 UNIONS = (typing.Union, types.UnionType)
 NUMBERS: dict[type, Callable[[str], float]] = {int: whole_number, float: float}
+
+WHOLE_NUMBERS = ConstructorRegistry()  # for tyro
+
+
+@WHOLE_NUMBERS.primitive_rule
+def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Integers are also written 1e6."""
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    )

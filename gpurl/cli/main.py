@@ -140,7 +140,7 @@ def _run_command(name: str, words: list[str]) -> int:
         return COMMANDS[name](words)
     import tyro
 
-    from gpurl.cli.flags import check_options
+    from gpurl.cli.flags import WHOLE_NUMBERS, check_options
     from gpurl.cli.names_page import HELP
 
     command = COMMANDS[name]
@@ -149,7 +149,7 @@ def _run_command(name: str, words: list[str]) -> int:
     # a help text is one line: tyro would keep the line breaks of the source
     command.__doc__ = re.sub(r"\n {12,}(?=\S)", " ", command.__doc__ or "")
     # prints help and wrong options, ends with exit code 2 there; errors of the command pass through
-    return tyro.cli(command, args=words, prog=f"gpurl {name}")
+    return tyro.cli(command, args=words, prog=f"gpurl {name}", registry=WHOLE_NUMBERS)
 
 
 # ---- commands that parse their words themselves ----

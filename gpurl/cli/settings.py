@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from gpurl.checks import Choices, check_choices, choices_of
 from gpurl.cli.env_options import members_class, options_class, ranges_class
-from gpurl.cli.flags import check_flags, check_known_flags, flag_name, whole_number
+from gpurl.cli.flags import WHOLE_NUMBERS, check_flags, check_known_flags, flag_name
 from gpurl.cli.names_page import HELP, names_page
 from gpurl.discovery import algorithm_names
 from gpurl.envs.registry import check_options, resolve_env
@@ -236,6 +235,11 @@ def parse_population(words: list[str], command: str) -> tuple[Settings, ClusterO
     # behind the names, in front of the other flags
     if HELP.isdisjoint(rest):
         rest = [*rest, "--pbt"]
+        # members' device decides the preset, not that of the machine where the command runs
+        values = read_config(options.config, follows=True) if options.config else {}
+        names = {flag_name(word.partition("=")[0]) for word in rest}
+        if "device" not in names and values.get("device", "auto") == "auto":
+            rest = [*rest, "--device", "cuda" if options.gpus else "cpu"]
     settings = _parse_settings(rest, options.config, None, command, options)
     device = settings.train.device
     if options.gpus and device == "cpu":
@@ -244,9 +248,6 @@ def parse_population(words: list[str], command: str) -> tuple[Settings, ClusterO
         raise UsageError(
             f"device {device} without --gpus: a member sees the GPUs of its share only"
         )
-    if not options.gpus:
-        train = dataclasses.replace(settings.train, device="cpu")
-        settings = dataclasses.replace(settings, train=train)
     return settings, options
 
 
@@ -281,7 +282,12 @@ def _split_options(
     """(the options of a command, the other words in their order)."""
     check_known_flags(words, _kinds(kind), f"gpurl {command}")
     return tyro.cli(
-        kind, args=words, prog=f"gpurl {command}", return_unknown_args=True, add_help=add_help
+        kind,
+        args=words,
+        prog=f"gpurl {command}",
+        return_unknown_args=True,
+        add_help=add_help,
+        registry=WHOLE_NUMBERS,
     )
 
 
@@ -419,7 +425,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str, of_command: obj
             ranges(**base.explore),
         ),
         prog=prog,
-        registry=_NUMBERS,
+        registry=WHOLE_NUMBERS,
     )
 
     # only options that were given are written to the run's configuration
@@ -488,22 +494,6 @@ def _refuse_unknown_options(flags: list[str], env: str, known: set[str]) -> None
 
 
 # ---- spellings ----
-
-_NUMBERS = ConstructorRegistry()
-
-
-@_NUMBERS.primitive_rule
-def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-    """Integers are also written 1e6."""
-    if info.type is not int:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT",
-        instance_from_str=lambda words: whole_number(words[0]),
-        is_instance=lambda value: isinstance(value, int),
-        str_from_instance=lambda value: [str(value)],
-    )
 
 
 def _as_flags(words: list[str], kinds: dict[str, object]) -> list[str]:

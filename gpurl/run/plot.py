@@ -377,11 +377,16 @@ def legend_above(axes: "Axes", columns: int) -> bool:
 
 
 def plain_labels(axes: "Axes") -> None:
-    """Numbers beside logarithmic axes: their own labels are formulas, see STYLE."""
-    from matplotlib.ticker import NullFormatter
+    """Numbers beside logarithmic axes: their own labels are formulas, see STYLE. Axes of less than
+    two decades have some between the powers of ten, too.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
+            low, high = axis.get_view_interval()
+            subs = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
+            axis.set_major_locator(LogLocator(subs=subs))
             axis.set_major_formatter(lambda value, _: f"{value:g}")
             axis.set_minor_formatter(NullFormatter())
 

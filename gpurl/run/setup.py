@@ -219,7 +219,11 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
         env.close()
         raise EnvError("; ".join(problems))
     if not can_be_tried:
-        check_memory(settings, device, env)
+        try:
+            check_memory(settings, device, env)
+        except UsageError:
+            env.close()
+            raise
     return env
 
 

@@ -41,6 +41,17 @@ def test_options_and_settings_are_told_apart() -> None:
     assert {(each["population"], each["pbt"], each["threads"]) for each in made} == {(1, False, 2)}
 
 
+def test_the_members_device_decides_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the machine where the command runs."""
+    words = ["ppo", "half_cheetah", "--population", "3"]
+    for has_gpu in (False, True):
+        monkeypatch.setattr("torch.cuda.is_available", lambda has=has_gpu: has)
+        few, _ = parse_population(words, "pbt")
+        many, _ = parse_population([*words, "--gpus", "0.5"], "pbt")
+        assert (few.train.device, few.train.num_envs) == ("cpu", 64)
+        assert (many.train.device, many.train.num_envs) == ("cuda", 4096)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

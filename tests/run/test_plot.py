@@ -283,6 +283,16 @@ def test_a_logarithmic_axis_has_numbers(tmp_path: Path, drawn: list[Figure]) -> 
     assert not any("$" in label for label in labels)
 
 
+def test_a_logarithmic_axis_within_a_decade_has_numbers_too() -> None:
+    axes = Figure().add_subplot()
+    axes.plot([0, 1], [2e-4, 8e-4])
+    axes.set_yscale("log")
+    plot.plain_labels(axes)
+    low, high = axes.get_ylim()
+    labels = [each for each in axes.yaxis.get_majorticklocs() if low <= each <= high]
+    assert labels == pytest.approx([2e-4, 5e-4])
+
+
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     good = b'{"step": 1, "a": 1.5, "b": null}\n'
     damaged = b'{"a": 1}\n{"step": null, "a": 9}\n{"step": 2, "a": "x"}\n'

@@ -60,6 +60,8 @@ def test_seeds_may_be_named(tmp_path: Path) -> None:
     assert [run.folder for run in runs] == [tmp_path / "all" / f"seed_{seed}" for seed in (9, 2)]
     with pytest.raises(UsageError, match="seeds must be at least 1, got 0"):
         train_seeds("ppo", "pendulum", 0, **settings)
+    with pytest.raises(UsageError, match="seeds are 1, 1: each must be there once"):
+        train_seeds("ppo", "pendulum", [1, 1], **settings)
 
 
 def test_a_seed_that_fails_costs_itself_only(
