@@ -11,13 +11,16 @@ import torch
 
 from gpurl.algorithms import algorithm_names
 from gpurl.api import run, train
+from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.registry import make_env
+from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 from gpurl.memory import LiveBytes
 from gpurl.run import memory_need
 from gpurl.run.memory_need import check_memory
 from gpurl.run.settings import Settings, make_settings
+from gpurl.run.setup import training_env
 from tests.small_runs import small_settings
 
 CPU = torch.device("cpu")
@@ -217,3 +220,14 @@ def test_environments_that_exist_are_counted_by_what_they_leave(
     settings = make_settings("ppo", "pendulum", num_envs=64, network={"hidden": [8000, 8000]})
     with pytest.raises(UsageError, match="64 environments of pendulum and ppo take"):
         run(settings, env=make_env("pendulum", 64))
+
+
+def test_what_does_not_fit_leaves_no_environment_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[VecEnv] = []
+    close = GymnasiumCpu.close
+    monkeypatch.setattr(GymnasiumCpu, "close", lambda env: (closed.append(env), close(env)))
+    monkeypatch.setattr(memory_need, "available_bytes", lambda device: 1 << 20)
+    settings = make_settings("ppo", "gymnasium_cpu:Pendulum-v1", num_envs=4)
+    with pytest.raises(UsageError, match="4 environments of gymnasium_cpu:Pendulum-v1 and ppo"):
+        training_env(settings, CPU)
+    assert len(closed) == 1
