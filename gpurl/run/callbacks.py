@@ -60,7 +60,9 @@ class RunView:
         return self.engine.iteration
 
     def stop(self, reason: str = "callback") -> None:
-        """End the run after this iteration; it is saved and evaluated as at any limit."""
+        """End the run after this iteration, in `on_start` before the first one; it is saved and
+        evaluated as at any limit.
+        """
         self.stop_reason = reason
 
     def log(self, name: str, value: Tensor | float) -> None:

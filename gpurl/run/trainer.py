@@ -157,7 +157,7 @@ class Trainer:
         # max_seconds and stop_return count in this process only, not in the runs before a resume
         start = time.monotonic()
         elapsed_before = self.elapsed
-        reason, _ = self._agree_on_end(stop, elapsed_before)
+        reason = ""
         metrics: Metrics = {}
         with self._interruptible(stop):
             self.callbacks.call("on_start", self.view)
@@ -166,6 +166,7 @@ class Trainer:
                     f"a callback's on_start has changed the algorithm, and engine "
                     f"{self.engine.name} would ignore it: {obstacle}; change it in a subclass"
                 )
+            reason, _ = self._agree_on_end(stop, elapsed_before)
             while not reason:
                 metrics = self.iterate()
                 self.callbacks.call("after_iteration", self.view, metrics)

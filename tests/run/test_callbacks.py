@@ -31,6 +31,13 @@ class StopAtThree(Callback):
             run.stop("enough")
 
 
+class StopsAtOnce(Callback):
+    """Ends the run before its first iteration."""
+
+    def on_start(self, run: RunView) -> None:
+        run.stop("nothing to do")
+
+
 class Hard(RandomWalk):
     """Its pay is an attribute, a tensor that graphs can read."""
 
@@ -96,6 +103,15 @@ def test_one_stops_the_run_and_logs_scalars(tmp_path: Path) -> None:
     assert [entry["own/iteration"] for entry in logged] == [1.0, 2.0, 3.0]
     for entry in logged:
         assert entry["own/entropy"] == pytest.approx(2.0 * entry["train/entropy_loss"])
+
+
+def test_one_stops_the_run_before_its_first_iteration(tmp_path: Path) -> None:
+    """It is evaluated and saved."""
+    order = Order()
+    run = small_run(tmp_path / "run", 10, callbacks=[order, StopsAtOnce()])
+    assert (run.outcome.reason, run.outcome.steps) == ("nothing to do", 0)
+    assert order.calls == ["start", "evaluation", "save", "save", "end"]
+    assert load_checkpoint(run.folder)[0]["trainer"]["steps"] == 0
 
 
 def test_one_changes_a_curriculum(tmp_path: Path) -> None:
