@@ -15,7 +15,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypedDict, cast
@@ -98,7 +98,11 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, device: str | torch.device = "cpu", best: bool = False, quiet: bool = False
+    path: Path,
+    device: str | torch.device = "cpu",
+    best: bool = False,
+    quiet: bool = False,
+    without: Collection[str] = (),
 ) -> tuple[Parts, Manifest]:
     """The parts and the manifest of a checkpoint, of a folder of checkpoints, or of a run folder
     with `checkpoints/`.
@@ -107,11 +111,13 @@ def load_checkpoint(
     else its newest intact checkpoint, with a warning unless `quiet`. Checkpoints beyond LATEST come
     last: they may be of a training that a resume from an older checkpoint replaced. A checkpoint
     given directly must be intact. CheckpointError in all other cases.
+
+    without: large parts that are not needed, such as the replay buffer; they come as {}.
     """
     torch.empty(0, device=device)  # a device that does not exist is torch's error
     check_exists(path)
     if STEP_FOLDER.fullmatch(path.name) or os.path.lexists(path / "manifest.json"):
-        return _load(path, device)
+        return _load(path, device, without)
     # candidates: the newest up to LATEST first, then those beyond it
     with _name_damage(path):
         latest = latest_checkpoint(path)
@@ -125,7 +131,7 @@ def load_checkpoint(
     # the first that is intact
     for candidate in dict.fromkeys(filter(None, (first, latest, *candidates))):
         try:
-            loaded = _load(candidate, device)
+            loaded = _load(candidate, device, without)
         except _NewerFormatError:
             raise
         except CheckpointError as error:
@@ -302,10 +308,12 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _load(folder: Path, device: str | torch.device) -> tuple[Parts, Manifest]:
+def _load(
+    folder: Path, device: str | torch.device, without: Collection[str]
+) -> tuple[Parts, Manifest]:
     manifest = _check(folder)
     with _name_damage(folder):
-        parts = read_state_files(folder, device)
+        parts = read_state_files(folder, device, without)
         check_parts(parts)
         return parts, manifest
 

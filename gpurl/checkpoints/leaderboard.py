@@ -98,6 +98,10 @@ class Leaderboard:
 
     def submit(self, entry: Entry, parts: dict[str, State]) -> bool:
         """Enter a policy, if it is good enough; returns whether it was. parts: its checkpoint."""
+        if not NAME.fullmatch(entry.name):  # a path would lead elsewhere
+            raise CheckpointError(
+                f"the name of an entry is {entry.name[:80]!r}, wanted {NAME.pattern}"
+            )
         try:
             with self._lock():
                 before = self.entries()

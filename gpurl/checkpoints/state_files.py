@@ -5,6 +5,7 @@ rest in `state.json`.
 import json
 import math
 import struct
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,9 +45,11 @@ def write_state_files(folder: Path, parts: dict[str, State]) -> None:
         save_file(_packed(named), folder / f"{name}.safetensors")
 
 
-def read_state_files(folder: Path, device: str | torch.device) -> dict[str, State]:
+def read_state_files(
+    folder: Path, device: str | torch.device, without: Collection[str] = ()
+) -> dict[str, State]:
     """The parts that `write_state_files` wrote, tensors on `device`; damaged content raises errors
-    of many types.
+    of many types. without: parts that are not read and come as {}.
     """
     encoded, _ = read_json(folder / "state.json")
     # one file a part
@@ -56,6 +59,9 @@ def read_state_files(folder: Path, device: str | torch.device) -> dict[str, Stat
     # each part with its tensors, none of which is left over
     parts: dict[str, State] = {}
     for name, state in encoded.items():
+        if name in without:
+            parts[name] = {}
+            continue
         with safe_open(folder / f"{name}.safetensors", framework="pt", device="cpu") as file:
             # pages of the file, copied: they outlive it, are on `device` and share no storage
             keys = file.keys()

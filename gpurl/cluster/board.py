@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.checkpoints.leaderboard import Entry, Leaderboard
-from gpurl.errors import CheckpointError
+from gpurl.errors import CheckpointError, first_line
 
 
 class Board(Protocol):
@@ -34,7 +34,7 @@ class FolderBoard:
 
     def submit(self, entry: Mapping[str, Any], checkpoint: str) -> bool:
         """entry: fields of an Entry. Of the checkpoint weights and optimiser are kept."""
-        parts, _ = load_checkpoint(Path(checkpoint), "cpu", quiet=True)
+        parts, _ = load_checkpoint(Path(checkpoint), quiet=True, without=("replay",))
         state = {"weights": parts["model"], "learning": parts["training"]}
         return self._leaderboard.submit(Entry(**entry), state)
 
@@ -47,7 +47,7 @@ class FolderBoard:
 
 class BoardOfRows:
     """A board in another process, that answers in plain values: what it refuses is a
-    CheckpointError here, too.
+    CheckpointError here, too, and so is that it does not answer.
     """
 
     def __init__(self, ask: Any) -> None:
@@ -64,7 +64,11 @@ class BoardOfRows:
         self._answer("remove", sorted(names))
 
     def _answer(self, name: str, *arguments: Any) -> Any:
-        answer = self._ask(name, *arguments)
+        try:
+            answer = self._ask(name, *arguments)
+        except Exception as error:  # of Ray: the process has ended, or cannot be reached
+            reason = first_line(error) or type(error).__name__
+            raise CheckpointError(f"the board does not answer: {reason}") from error
         if "error" in answer:
             raise CheckpointError(answer["error"])
         return answer["value"]

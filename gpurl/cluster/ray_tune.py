@@ -60,6 +60,8 @@ class SlicedRun:
         none.
         """
         self.values = merge(values, config) | {"quiet": True, "stop_return": None}
+        if "save_replay" in self.values:  # else a slice would begin without what it has seen
+            self.values["save_replay"] = True
         self.values |= {"eval_every": self.values["total_steps"], "max_seconds": None}
         make_settings(**self.values)  # type: ignore[arg-type]
         self.every = every
@@ -77,20 +79,22 @@ class SlicedRun:
     def train(self) -> dict[str, Any]:
         """One slice, from the newest checkpoint on; GpurlError if it fails."""
         settings = make_settings(**self.values, run_dir=str(self.place))  # type: ignore[arg-type]
+        total = settings.train.total_steps
         resumed = self.place if latest_checkpoint(self.place) is not None else None
         callback = _Slice(self.steps + self.every)
         try:
-            is_last = callback.until >= settings.train.total_steps
+            is_last = callback.until >= total
             words = ("ray.tune",)
             outcome = run(settings, resumed, words, callbacks=[callback], draws=is_last).outcome
         except NonFiniteError:
-            return {"return": -math.inf, "steps": self.steps, "done": False}
+            # its slice is over all the same: the trial ends after as many slices as the others
+            self.steps = min(self.steps + self.every, total)
+            return {"return": -math.inf, "steps": self.steps, "done": self.steps >= total}
         if outcome.unsaved:
             raise CheckpointError(outcome.unsaved)
         if outcome.signal_number is not None:
             raise GpurlError(f"the trial got signal {outcome.signal_number}")
         self.steps = outcome.steps
-        total = settings.train.total_steps
         value = outcome.evaluation.get("eval/mean_reward", -math.inf)
         return {"return": value, "steps": self.steps, "done": self.steps >= total}
 

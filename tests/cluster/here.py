@@ -11,10 +11,13 @@ from gpurl.cluster.driver import Driver, Event, Plan, make_schedule, open_schedu
 from gpurl.cluster.member import train_slice
 from gpurl.cluster.schedule import Job, Result, Schedule
 from gpurl.run.settings import make_settings
-from tests.small_runs import ITERATION, SMALL
+from tests.small_runs import ITERATION, SMALL, small_settings
 
 SHORT = {"max_episode_steps": 8}  # as evaluations take the most time
 EVERY = 2 * ITERATION
+COMMON = {"num_envs", "horizon", "eval_episodes", "quiet", "device", "log_every"}
+SMALL_SAC = {name: value for name, value in SMALL.items() if name in COMMON}
+SMALL_SAC |= small_settings("sac") | {"learning_starts": ITERATION // 2, "replay_size": 1024}
 
 Train = Callable[[Job, Mapping[str, Any]], Result]
 
@@ -52,12 +55,13 @@ class HerePlaces:
             return [Event(place, died=str(error))]
 
 
-def plan_of(folder: Path, **changes: Any) -> Plan:
+def plan_of(folder: Path, algorithm: str = "ppo", **changes: Any) -> Plan:
     """Six members on short Pendulum; changes: of the plan and of its settings."""
     own = {key: changes.pop(key) for key in ("is_tournament", "waits") if key in changes}
     values = {"population": 6, "pbt": True, "pbt_every": EVERY, "total_steps": 3 * EVERY}
-    values |= {"threads": 1, "env_options": SHORT, "root": str(folder), "schedule": "constant"}
-    settings = make_settings("ppo", "pendulum", **(SMALL | values | changes))
+    values |= {"threads": 1, "env_options": SHORT, "root": str(folder)}
+    values |= SMALL | {"schedule": "constant"} if algorithm == "ppo" else SMALL_SAC
+    settings = make_settings(algorithm, "pendulum", **(values | changes))
     return Plan(settings, folder / "plan", **own)
 
 

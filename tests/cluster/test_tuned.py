@@ -2,18 +2,21 @@
 
 import importlib.util
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpurl.api import train
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.cluster import ray_tune
+from gpurl.cluster.ray_places import check_installed
 from gpurl.cluster.ray_tune import SlicedRun, tune_trainable
 from gpurl.errors import CheckpointError, DivergedError, UsageError
 from gpurl.run.settings import make_settings
-from tests.cluster.here import SHORT
-from tests.small_runs import ITERATION, SMALL, assert_same, small_run, state_of
+from tests.cluster.here import SHORT, SMALL_SAC
+from tests.small_runs import ITERATION, SMALL, assert_same, state_of
 
 
 @pytest.fixture(autouse=True)
@@ -21,25 +24,27 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurl.run.records.versions", dict)
 
 
-def values(**changes: Any) -> dict[str, Any]:
-    own = {"total_steps": 3 * ITERATION, "threads": 1, "env_options": SHORT}
-    own |= {"schedule": "constant"}
-    return make_settings("ppo", "pendulum", **(SMALL | own | changes)).to_dict()
+def values(algorithm: str = "ppo", **changes: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {"total_steps": 3 * ITERATION, "threads": 1, "env_options": SHORT}
+    own |= SMALL | {"schedule": "constant"} if algorithm == "ppo" else SMALL_SAC
+    return make_settings(algorithm, "pendulum", **(own | changes)).to_dict()
 
 
-def test_slices_are_one_run(tmp_path: Path) -> None:
-    """Saved after the first one and loaded elsewhere: bit for bit the run without a break."""
-    first = SlicedRun(tmp_path / "a", values(), {"gamma": 0.9}, ITERATION)
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_slices_are_one_run(algorithm: str, tmp_path: Path) -> None:
+    """Saved after the first one and loaded elsewhere: bit for bit the run without a break, with the
+    replay buffer.
+    """
+    first = SlicedRun(tmp_path / "a", values(algorithm), {"gamma": 0.9}, ITERATION)
     one = first.train()
     assert {"steps": one["steps"], "done": one["done"]} == {"steps": ITERATION, "done": False}
     assert math.isfinite(one["return"])
     first.save(tmp_path / "saved")
-    other = SlicedRun(tmp_path / "b", values(), {"gamma": 0.9}, ITERATION)
+    other = SlicedRun(tmp_path / "b", values(algorithm), {"gamma": 0.9}, ITERATION)
     other.load(tmp_path / "saved")
     assert [other.train()["done"], other.train()["done"]] == [False, True]
-    alone = small_run(
-        tmp_path / "alone", 3, gamma=0.9, threads=1, env_options=SHORT, schedule="constant"
-    )
+    saved = {} if algorithm == "ppo" else {"save_replay": True}
+    alone = train(**(values(algorithm, gamma=0.9) | saved), run_dir=str(tmp_path / "alone"))
     assert_same(state_of(other.place), state_of(alone.folder))
 
 
@@ -68,10 +73,17 @@ def test_a_policy_that_diverges_has_the_worst_return(
     def diverges(*words: Any, **options: Any) -> Any:
         raise DivergedError("NaN")
 
-    run = SlicedRun(tmp_path, values(), {}, ITERATION)
+    run = SlicedRun(tmp_path / "a", values(), {}, ITERATION)
     with monkeypatch.context() as patch:
         patch.setattr(ray_tune, "run", diverges)
-        assert run.train() == {"return": -math.inf, "steps": 0, "done": False}
+        for number in (1, 2, 3):
+            assert run.train() == {
+                "return": -math.inf,
+                "steps": number * ITERATION,
+                "done": number == 3,
+            }
+    # there is nothing to save, nor to load: the next slice begins anew
+    run = SlicedRun(tmp_path / "b", values(), {}, ITERATION)
     run.save(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     run.load(tmp_path / "nothing")
@@ -88,6 +100,15 @@ def test_what_is_cut_off_or_no_setting_is_named(tmp_path: Path) -> None:
         run.load(tmp_path / "saved")
     with pytest.raises(UsageError, match="learning_rat"):
         SlicedRun(tmp_path / "b", values(), {"learning_rat": 1.0}, ITERATION)
+
+
+def test_a_folder_of_that_name_is_not_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path[:0]])
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    assert importlib.util.find_spec("ray") is not None
+    with pytest.raises(UsageError, match=r"need Ray, which is missing: pip install "):
+        check_installed()
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
