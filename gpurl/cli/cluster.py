@@ -12,7 +12,7 @@ from gpurl.cluster.schedule import Member, Schedule
 from gpurl.errors import UsageError
 from gpurl.run.display import counted
 from gpurl.run.run_folder import absolute, safe_name
-from gpurl.run.settings import Settings
+from gpurl.run.settings import Settings, TrainConfig
 from gpurl.run.terminal import say
 
 
@@ -25,6 +25,8 @@ def run_population(
         raise UsageError(
             f"pbt_leaderboard {train.pbt_leaderboard}: gpurl tournament has a leaderboard"
         )
+    if command == "tournament":
+        _check_tournament(settings, options)
     check_installed()  # or an error, before there is a folder
     default = Path(train.root) / safe_name(settings.env) / safe_name(settings.algorithm) / command
     plan = Plan(
@@ -51,6 +53,19 @@ def run_population(
         say("stopped; the same command goes on", is_error=True)
         return 128 + signal_number
     return 0
+
+
+def _check_tournament(settings: Settings, options: ClusterOptions) -> None:
+    """UsageError for what only gpurl pbt does."""
+    rule = settings.train.pbt_rule
+    given = "--synchronous" if options.synchronous else ""
+    if rule != TrainConfig.pbt_rule:
+        given = f"--pbt-rule {rule}"
+    if given:
+        raise UsageError(
+            f"gpurl tournament with {given}: its members draw entries of a leaderboard whenever "
+            f"they finish a slice; leave it out, or gpurl pbt"
+        )
 
 
 def best_member(schedule: Schedule) -> int | None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
+from gpurl.algorithms.off_policy import OffPolicyConfig
+from gpurl.checkpoints.folders import latest_checkpoint
 from gpurl.checkpoints.leaderboard import Entry, Leaderboard
 from gpurl.checkpoints.plain_files import Json, make_folder, replace_file
 from gpurl.checkpoints.state_files import read_json
@@ -64,6 +66,7 @@ class Event(NamedTuple):
     place: int
     result: Result | None = None  # of its slice; None: it is ready for the first one, or has ended
     died: str = ""  # why it has ended, "" if it is there
+    had_begun: bool = True  # whether its slice had; False: it ended before, while it was idle
 
 
 class Places(Protocol):
@@ -109,7 +112,7 @@ class Driver:
                 self._give_out(places)
                 for event in places.wait(POLL_SECONDS):
                     self._hear(event)
-        self._check_live()
+        check_live(self.schedule)
         return stop.signal_number
 
     def _best(self) -> float:
@@ -146,7 +149,10 @@ class Driver:
             if event.place in self.idle:
                 self.idle.remove(event.place)
             if k is not None:
-                self.schedule.die(k, event.died)
+                if event.had_begun:
+                    self.schedule.die(k, event.died, self._saved_steps(k))
+                else:
+                    self.schedule.give_back(k)
                 self.say(f"member {k}: {event.died}; another process goes on with it")
                 self._after(k)
             return
@@ -156,6 +162,11 @@ class Driver:
         self._report(k, event.result)
         self.schedule.finish(k, event.result)
         self._after(k)
+
+    def _saved_steps(self, k: int) -> int:
+        """Steps of the newest checkpoint of member k's run."""
+        newest = latest_checkpoint(self.plan.folder / self.schedule.run_folder(k))
+        return 0 if newest is None else int(newest.name.removeprefix("step_"))
 
     def _report(self, k: int, result: Result) -> None:
         for note in result["notes"]:
@@ -174,7 +185,7 @@ class Driver:
         if lost := self.schedule.members[k].lost:
             self.say(f"member {k} is lost, the others go on: {lost}")
         self.save()
-        self._check_live()
+        check_live(self.schedule)
         if self.schedule.draws:
             return
         needed = self.schedule.needed_entries()
@@ -186,15 +197,6 @@ class Driver:
             except CheckpointError as error:
                 self.say(f"old entries stay: {error}")
 
-    def _check_live(self) -> None:
-        """GpurlError if all members are lost."""
-        if self.schedule.live:
-            return
-        reason = self.schedule.members[-1].lost
-        raise GpurlError(
-            f"all {len(self.schedule.members)} members are lost, the last because: {reason}"
-        )
-
     def save(self) -> None:
         """Write the schedule."""
         content = self.schedule.to_dict() | {"about": about(self.plan)}
@@ -203,6 +205,14 @@ class Driver:
             replace_file(path, json.dumps(content, allow_nan=False, indent=1).encode())
         except OSError as error:
             raise GpurlError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_live(schedule: Schedule) -> None:
+    """GpurlError if all members are lost."""
+    if not schedule.live:
+        reason = schedule.members[-1].lost
+        count = len(schedule.members)
+        raise GpurlError(f"all {count} members are lost, the last because: {reason}")
 
 
 def _take_over_text(k: int, job: Job, score: float) -> str:
@@ -221,6 +231,9 @@ def settings_of_members(plan: Plan) -> list[dict[str, Any]]:
     settings, train = plan.settings, plan.settings.train
     made = []
     for config in settings.member_configs():
+        # what a slice resumes is what the one before left
+        if isinstance(config, OffPolicyConfig):
+            config = replace(config, save_replay=True)
         one = replace(
             settings,
             algorithm_config=config,
@@ -318,6 +331,7 @@ def train_population(
             f"{plan.folder}: {population} members, {slices} slices of "
             f"{schedule.options.every:,} steps are done"
         )
+        check_live(schedule)
         if schedule.is_done:
             return schedule, None
         places, board = begin(cleanup)

@@ -38,6 +38,9 @@ class SliceEnd(Callback):
 
     def on_start(self, run: RunView) -> None:
         job = self.job
+        # an attempt that came to the end, of which nobody has heard
+        if run.steps >= job.until and run.steps > job.begin:
+            run.stop("slice")
         if not job.source:
             return
         # an attempt that came further has gone on from the source already
@@ -138,7 +141,7 @@ def _failed(place: Path, callback: SliceEnd, notes: list[str], error: str, code:
     steps, unreadable = 0, False
     if _has_steps(place):
         try:
-            steps = load_checkpoint(place, quiet=True)[1]["step"]
+            steps = load_checkpoint(place, quiet=True, without=("replay",))[1]["step"]
         except CheckpointError:
             unreadable = True
     return {

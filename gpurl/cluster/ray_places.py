@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -36,7 +37,8 @@ def check_installed() -> None:
     """UsageError where Ray is not installed. It is not imported: some of its switches are read when
     it is.
     """
-    if importlib.util.find_spec("ray") is None:
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:  # any folder ray/ is found, without an origin
         raise UsageError(f"members on a cluster need Ray, which is missing: {install_extra('ray')}")
 
 
@@ -128,6 +130,8 @@ class RayPlaces:
         self._actors: dict[int, Any] = {}
         self._where: dict[int, str] = {}  # of those that are there
         self._refs: dict[Any, int] = {}  # the answer that a place owes
+        # slices that begin once their places have answered
+        self._given: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._failed_starts = 0
         for _ in range(plan.settings.train.population):
             self._request()
@@ -143,22 +147,32 @@ class RayPlaces:
         self._refs[actor.where.remote()] = place
 
     def train(self, place: int, job: Job, settings: Mapping[str, Any]) -> None:
-        actor = self._actors[place]
-        answer = actor.train.remote(asdict(job), dict(settings), self._folders, self._board)
-        self._refs[answer] = place
+        # first whether it is still there: a node that has left since costs the member no attempt
+        self._given[place] = (asdict(job), dict(settings))
+        self._refs[self._actors[place].where.remote()] = place
 
     def wait(self, seconds: float) -> list[Event]:
         refs = [*self._refs]
+        if not refs:
+            time.sleep(seconds)
+            return []
         done, _ = self._ray.wait(refs, num_returns=1, timeout=seconds)
         if done:
             done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
-        return [self._event(ref, self._refs.pop(ref)) for ref in done]
+        events = [self._event(ref, self._refs.pop(ref)) for ref in done]
+        return [event for event in events if event is not None]
 
-    def _event(self, ref: Any, place: int) -> Event:
+    def _event(self, ref: Any, place: int) -> Event | None:
+        """None: the place now begins the slice that it was given."""
+        given = self._given.pop(place, None)
         try:
             answer = self._ray.get(ref)
         except Exception as error:  # of Ray: the actor has died, or cannot be reached
-            return Event(place, died=self._replace(place, error))
+            return Event(place, died=self._replace(place, error), had_begun=given is None)
+        if given is not None:
+            train = self._actors[place].train
+            self._refs[train.remote(*given, self._folders, self._board)] = place
+            return None
         if place in self._where:
             return Event(place, answer)
         self._where[place] = answer

@@ -6,8 +6,8 @@ as an entry. How members are compared is `gpurl.selection`; nothing here trains,
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -74,7 +74,7 @@ class Member:
     offset: int = 0  # steps of its earlier runs
     runs: int = 0  # earlier runs, whose checkpoints cannot be read any more
     is_new: bool = False  # whether its next run is another one than before
-    attempts: int = 0  # in a row that have failed
+    attempts: int = 0  # in a row that have failed and came no further
     job: Job | None = None  # given out, and not finished
     lost: str = ""  # why it takes part no more
 
@@ -130,7 +130,8 @@ class Schedule:
 
     def next_member(self) -> int | None:
         """The member that has waited longest and can begin a slice; None if none can."""
-        fewest = min((len(self.members[k].slices) for k in self.live), default=0)
+        waiting = [k for k in self.live if not self.is_finished(k)]
+        fewest = min((len(self.members[k].slices) for k in waiting), default=0)
         for k in self._queue:
             if not self.waits or len(self.members[k].slices) == fewest:
                 return k
@@ -177,7 +178,11 @@ class Schedule:
         rows = {j: self.members[j].slices for j in self.live}
         if not all(rows.values()):
             return self._job(k)
-        newest = {j: slices[place if self.waits else -1] for j, slices in rows.items()}
+        # one that diverged in its last slice has more slices than those that are finished
+        newest = {
+            j: slices[min(place, len(slices) - 1) if self.waits else -1]
+            for j, slices in rows.items()
+        }
         ready = [*newest]
         uniforms = [float(self._numbers(j, place + 1)[0]) for j in ready]
         parents = parents_of(self.options, [each.score for each in newest.values()], uniforms)
@@ -241,13 +246,14 @@ class Schedule:
         member = self.members[k]
         job = member.job
         assert job is not None
+        came_further = result["steps"] > member.steps
         if not result["unreadable"]:
             member.steps = result["steps"]
         if result["settings"]:
             member.settings = dict(result["settings"])
         diverged = result["code"] == NonFiniteError.exit_code
         if result["code"] and not diverged:
-            self._failed(k, result["error"])
+            self._failed(k, result["error"], came_further=came_further)
             if result["unreadable"] and not member.lost:
                 self._begin_anew(k)
             return
@@ -266,13 +272,25 @@ class Schedule:
             member.attempts = 0
             self._wait(k)
 
-    def die(self, k: int, reason: str) -> None:
-        """The process that trained member k has ended: another one goes on."""
-        self._failed(k, reason)
-
-    def _failed(self, k: int, reason: str, is_first: bool = True) -> None:
+    def die(self, k: int, reason: str, steps: int) -> None:
+        """The process that trained member k has ended: another one goes on. steps: of the newest
+        checkpoint of its run.
+        """
         member = self.members[k]
-        member.attempts += 1
+        came_further = steps > member.steps
+        member.steps = max(steps, member.steps)
+        self._failed(k, reason, came_further=came_further)
+
+    def give_back(self, k: int) -> None:
+        """The slice of member k has not begun: it is first in the queue."""
+        self._wait(k, is_first=True)
+
+    def _failed(
+        self, k: int, reason: str, is_first: bool = True, came_further: bool = False
+    ) -> None:
+        member = self.members[k]
+        # a process that is taken away again and again, but not before it has saved, costs nothing
+        member.attempts = 1 if came_further else member.attempts + 1
         if member.attempts >= MAX_ATTEMPTS:
             member.lost = f"{reason} ({member.attempts} attempts in a row)"
         else:
@@ -327,11 +345,13 @@ class Schedule:
         try:
             if saved["format"] != FORMAT_VERSION:
                 raise ValueError(f"it has format {saved['format']!r}, wanted {FORMAT_VERSION}")
-            rows = [_member(row) for row in saved["members"]]
-            names = [{*row.settings} for row in rows]
-            if len(rows) != len(self.members) or any(x != {*self.options.spans} for x in names):
-                raise ValueError("it has other members or explores other settings")
-            run = str(saved["run"])
+            names = {*self.options.spans}
+            rows = [_member(k, row, names) for k, row in enumerate(saved["members"])]
+            if len(rows) != len(self.members):
+                raise ValueError(f"it has {len(rows)} members, wanted {len(self.members)}")
+            run = saved["run"]
+            if not NAME.fullmatch(run):
+                raise ValueError(f"its run {run[:80]!r} is no name")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"it is no schedule: {error}") from None
         self.run = run
@@ -340,32 +360,40 @@ class Schedule:
         self._queue = sorted(waiting, key=lambda k: len(rows[k].slices))
 
 
-def _member(row: Mapping[str, Any]) -> Member:
-    """A row of a saved table; ValueError for a wrong one."""
+def _member(k: int, row: Mapping[str, Any], names: Set[str]) -> Member:
+    """Row k of a saved table, which explores the settings `names`; ValueError for a wrong one."""
     values = dict(row)
-    slices = [dict(each) for each in values.pop("slices")]
+    slices = [Slice(**each) for each in values.pop("slices")]
     job = values.pop("job")
-    for each in slices:
-        each["score"] = math.nan if each["score"] is None else float(each["score"])
-    member = Member(
-        **values,
-        slices=[Slice(**each) for each in slices],
-        job=None if job is None else Job(**job),
-    )
+    member = Member(**values, slices=slices, job=None if job is None else Job(**job))
+    if type(member.lost) is not str or type(member.is_new) is not bool:
+        raise ValueError("whether it is lost or new is not said")
     whole = [member.steps, member.offset, member.runs, member.attempts]
-    whole += [each.steps for each in member.slices]
-    settings = [member.settings, *(each.settings for each in member.slices)]
+    whole += [each.steps for each in slices]
+    numbers = [each.score for each in slices if each.score is not None]
+    settings = [member.settings, *(each.settings for each in slices)]
+    # a path in place of a name would lead elsewhere
+    found = [name for each in slices for name in (each.entry, each.source)]
     if member.job is not None:
-        whole += [member.job.begin, member.job.until, member.job.total]
-        settings += [member.job.settings, member.job.source_settings]
-        names = [member.job.folder, member.job.entry, member.job.source or "none"]
-        if not all(NAME.fullmatch(each) for each in names):  # a path would lead elsewhere
-            raise ValueError("its folder or its entries are no names")
+        job = member.job
+        whole += [job.number, job.seed, job.begin, job.until, job.total]
+        numbers.append(job.source_score)
+        settings += [job.settings, job.source_settings] if job.source else [job.settings]
+        found += [job.folder, job.entry, job.source]
+        if job.member != k or not job.folder or not job.entry:
+            raise ValueError(f"member {k} has a slice of member {job.member!r}, or without names")
+    if not all(each == "" or NAME.fullmatch(each) for each in found):
+        raise ValueError("its folder or its entries are no names")
     if not all(type(each) is int and each >= 0 for each in whole):
         raise ValueError("its steps are no whole numbers")
-    numbers = [value for each in settings for value in each.values()]
+    if any({*each} != names for each in settings):
+        raise ValueError(f"it explores other settings than {', '.join(sorted(names))}")
+    numbers += [value for each in settings for value in each.values()]
     if not all(type(each) in (int, float) and math.isfinite(each) for each in numbers):
-        raise ValueError("its settings are no numbers")
+        raise ValueError("its scores or its settings are no numbers")
+    member.slices = [
+        replace(each, score=math.nan if each.score is None else each.score) for each in slices
+    ]
     return member
 
 

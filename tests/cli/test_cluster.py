@@ -64,6 +64,11 @@ def test_the_members_device_decides_the_preset(monkeypatch: pytest.MonkeyPatch) 
         (["pbt", *WORDS, "--explore.gama", "0.9", "0.99"], "explore.gama"),
         (["pbt", *WORDS, "eval_episodes=0"], "by their evaluations, but eval_episodes is 0"),
         (["tournament", *WORDS, "--address", "here"], "--address is 'here'; it must be auto"),
+        (["tournament", *WORDS, "--synchronous"], "gpurl tournament with --synchronous"),
+        (
+            ["tournament", *WORDS, "--pbt-rule", "generation"],
+            "gpurl tournament with --pbt-rule generation",
+        ),
     ],
 )
 def test_wrong_words(

@@ -8,24 +8,35 @@ from typing import Any
 
 import pytest
 
+from gpurl.api import train
+from gpurl.checkpoints import state_files
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.checkpoints.leaderboard import Leaderboard
 from gpurl.cluster import member as member_module
 from gpurl.cluster.board import BoardOfRows, BoardRows, FolderBoard
-from gpurl.cluster.driver import FILE, Plan, open_schedule, settings_of_members, train_population
+from gpurl.cluster.driver import (
+    FILE,
+    Driver,
+    Event,
+    Plan,
+    make_schedule,
+    open_schedule,
+    settings_of_members,
+    train_population,
+)
 from gpurl.cluster.member import train_slice
 from gpurl.cluster.schedule import Job, Result
 from gpurl.errors import CheckpointError, GpurlError, NonFiniteError, UsageError
 from gpurl.run.run_folder import lock_run
-from tests.cluster.here import EVERY, drive, result
+from tests.cluster.here import EVERY, HerePlaces, drive, result
 from tests.cluster.here import plan_of as plan_of_six
 from tests.hostile_files import HOSTILE
 from tests.small_runs import ITERATION, assert_same, small_run, state_of
 
 
-def plan_of(folder: Path, **changes: Any) -> Plan:
+def plan_of(folder: Path, algorithm: str = "ppo", **changes: Any) -> Plan:
     """Three members are enough here."""
-    return plan_of_six(folder, **({"population": 3} | changes))
+    return plan_of_six(folder, algorithm, **({"population": 3} | changes))
 
 
 @pytest.fixture(autouse=True)
@@ -37,22 +48,50 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- slices are runs ----
 
 
-def test_a_member_that_nobody_replaces_is_the_run_of_its_seed(tmp_path: Path) -> None:
-    """In three slices, each of which resumes: bit for bit."""
-    plan = plan_of(tmp_path, population=2, is_tournament=True)
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_a_member_that_nobody_replaces_is_the_run_of_its_seed(
+    algorithm: str, tmp_path: Path
+) -> None:
+    """In three slices, each of which resumes: bit for bit, with the replay buffer."""
+    plan = plan_of(tmp_path, algorithm, population=2, is_tournament=True)
     board = FolderBoard(str(plan.board), 4)
+    values = settings_of_members(plan)[0]
     for number in range(3):
         job = Job(0, number, "member_000", 7, number * EVERY, (number + 1) * EVERY, 3 * EVERY, "x")
-        values = plan.settings.to_dict() | {"population": 1, "pbt": False, "pbt_every": None}
         done = train_slice(job, values, plan.folder, plan.board, board)
         assert (done["steps"], done["error"]) == ((number + 1) * EVERY, "")
         assert done["entered"] or number
-    alone = small_run(
-        tmp_path / "alone", 6, seed=7, threads=1, env_options={"max_episode_steps": 8},
-        schedule="constant",
-    )  # fmt: skip
+    values = {name: value for name, value in values.items() if name != "command"}
+    alone = train(**(values | {"seed": 7}), run_dir=str(tmp_path / "alone"))
     one, other = state_of(alone.folder), state_of(plan.folder / "member_000")
     assert_same(one, other)
+    assert bool(one["replay"]) == (algorithm == "sac")
+
+
+def test_the_board_reads_no_replay_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(tmp_path, "sac")
+    board = FolderBoard(str(plan.board), 4)
+    job = Job(0, 0, "member_000", 7, 0, EVERY, 3 * EVERY, "x")
+    train_slice(job, settings_of_members(plan)[0], plan.folder, plan.board, board)
+    newest = latest_checkpoint(plan.folder / "member_000")
+    assert newest is not None
+    assert (newest / "replay.safetensors").stat().st_size > 1024 * 10
+    parts, read = load_checkpoint(newest)[0], []
+    real = state_files.safe_open
+    monkeypatch.setattr(
+        state_files,
+        "safe_open",
+        lambda file, **words: read.append(file.name) or real(file, **words),
+    )
+    entry = {"name": "y", "score": 1e9, "step": 5, "settings": {}}
+    assert board.submit(entry, str(newest))
+    assert "model.safetensors" in read
+    assert "replay.safetensors" not in read
+    (first, *_) = board.entries()
+    assert first.name == "y"
+    kept = load_checkpoint(plan.board / "entries/y")[0]
+    assert_same(kept["weights"], parts["model"])
+    assert_same(kept["learning"], parts["training"])
 
 
 def test_a_population_trains_to_its_end(tmp_path: Path) -> None:
@@ -174,6 +213,76 @@ def test_a_place_that_dies_in_a_slice_costs_nothing_else(
     )
 
 
+def test_a_slice_that_ended_unheard_is_not_trained_further(tmp_path: Path) -> None:
+    """The process or the driver was killed between the last checkpoint and the schedule."""
+    plan = plan_of(tmp_path, explore={"gamma": (0.9, 0.999)})
+    board = FolderBoard(str(plan.board), 9)
+    values = settings_of_members(plan)[0]
+    first = Job(0, 0, "member_000", 0, 0, EVERY, 3 * EVERY, "x-0", settings={"gamma": 0.95})
+    other = Job(1, 0, "member_001", 1, 0, EVERY, 3 * EVERY, "x-1", settings={"gamma": 0.95})
+    for job in (first, other):
+        train_slice(job, values, plan.folder, plan.board, board)
+    taken = {"source": "x-1", "source_settings": {"gamma": 0.95}, "settings": {"gamma": 0.92}}
+    second = Job(0, 1, "member_000", 0, EVERY, 2 * EVERY, 3 * EVERY, "x-2", **taken)
+    third = Job(
+        0, 2, "member_000", 0, 2 * EVERY, 3 * EVERY, 3 * EVERY, "x-3", settings={"gamma": 0}
+    )
+    for job in (second, third):
+        done = train_slice(job, values, plan.folder, plan.board, board)
+        before = state_of(plan.folder / "member_000")
+        again = train_slice(job, values, plan.folder, plan.board, board)
+        assert again["steps"] == job.until
+        assert again | {"entered": True} == done  # which it has been already
+        assert again["settings"] == {"gamma": 0.92}
+        assert_same(state_of(plan.folder / "member_000"), before)
+
+
+class OneNode:
+    """Six places, all of which leave once five members are finished, unnoticed until they are given
+    a slice; each is replaced by another one.
+    """
+
+    def __init__(self) -> None:
+        self._events = [Event(place) for place in range(6)]
+        self._given: list[tuple[int, Job]] = []
+        self.dead: set[int] = set()
+        self.next_place = 6
+
+    def train(self, place: int, job: Job, settings: Any) -> None:
+        self._given.append((place, job))
+
+    def wait(self, seconds: float) -> list[Event]:
+        events, self._events = self._events, []
+        if events:
+            return events
+        # member 5 is the last one
+        self._given.sort(key=lambda each: each[1].member)
+        place, job = self._given.pop(0)
+        if (job.member, job.number) == (5, 1) and not self.dead:
+            self.dead = {*range(6)}
+            return [self._left(place)]
+        if place in self.dead:
+            return [self._left(place)._replace(had_begun=False)]
+        return [Event(place, result(job.until, float(job.member)))]
+
+    def _left(self, place: int) -> Event:
+        self._events.append(Event(self.next_place))
+        self.next_place += 1
+        return Event(place, died=f"process {place} has ended")
+
+
+def test_a_node_that_leaves_with_idle_places_costs_one_attempt(tmp_path: Path) -> None:
+    plan = plan_of_six(tmp_path, total_steps=2 * EVERY)
+    plan.folder.mkdir()
+    schedule, places, said = make_schedule(plan), OneNode(), []
+    driver = Driver(plan, schedule, FolderBoard(str(plan.board), 9), said.append)
+    driver.run(places)
+    assert places.dead
+    assert schedule.is_done
+    assert schedule.live == [*range(6)]
+    assert sum("another process goes on with it" in line for line in said) == 6
+
+
 def test_a_cut_off_checkpoint_is_named_and_its_member_goes_on(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
 
@@ -230,10 +339,36 @@ def test_a_board_in_another_process_refuses_as_here(tmp_path: Path) -> None:
     assert [folder.name for folder in (tmp_path / "board/entries").iterdir()] == ["b"]
     with pytest.raises(CheckpointError, match="does not exist"):
         board.submit({"name": "d", **entry}, str(tmp_path / "nothing"))
+    for name in ("../../elsewhere", str(tmp_path / "elsewhere"), ""):
+        with pytest.raises(CheckpointError, match="the name of an entry is"):
+            board.submit({"name": name, **entry}, str(latest_checkpoint(run)))
+    assert not [*tmp_path.glob("**/elsewhere")]
     (tmp_path / "board/leaderboard.json").write_text("[]")
     for call in (board.entries, lambda: board.remove({"b"})):
         with pytest.raises(CheckpointError, match="is no leaderboard"):
             call()
+
+
+def test_members_go_on_without_a_board_that_does_not_answer(tmp_path: Path) -> None:
+    """Its process has died for good: an error of Ray at each question."""
+    plan = plan_of(tmp_path, is_tournament=True)
+    plan.folder.mkdir()
+
+    def ask(*words: Any) -> Any:
+        raise RuntimeError("The actor died\nits node left")
+
+    board, said = BoardOfRows(ask), []
+
+    def train(job: Job, settings: Any) -> Result:
+        return train_slice(job, settings, plan.folder, plan.board, board)
+
+    schedule = make_schedule(plan)
+    Driver(plan, schedule, board, said.append).run(HerePlaces(2, train))
+    assert schedule.is_done
+    assert len(schedule.live) == 3
+    text = "\n".join(said)
+    assert "is not on the board: the board does not answer: The actor died\n" in text
+    assert "members go on by themselves: the board does not answer: The actor died" in text
 
 
 def test_a_source_that_is_cut_off_is_named_and_the_member_goes_on(tmp_path: Path) -> None:
@@ -267,6 +402,9 @@ def test_a_member_that_always_fails_is_lost_and_all_of_them_end_it(tmp_path: Pat
             2,
             lambda job, settings: result(0, None, code=3, error="broken", entered=False),
         )
+    # the same command again, which begins nothing
+    with pytest.raises(GpurlError, match="all 3 members are lost, the last because: broken"):
+        train_population(plan_of(tmp_path / "b"), begin_nothing, said.append)
 
 
 def test_a_member_that_diverges_goes_on_from_another(tmp_path: Path) -> None:

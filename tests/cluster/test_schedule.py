@@ -97,8 +97,25 @@ def test_no_member_is_a_slice_ahead_where_all_wait(tmp_path: Path) -> None:
         assert schedule.next_member() is None
     # who is lost is not waited for
     for _ in range(MAX_ATTEMPTS):
-        schedule.die(4, "killed")
+        schedule.die(4, "killed", 0)
     assert schedule.next_member() == 5
+
+
+def test_who_diverges_twice_in_its_last_slice_is_not_waited_for_in_vain(tmp_path: Path) -> None:
+    """It then has more slices than those that are finished, and goes on from their newest."""
+    schedule = new_schedule(tmp_path, waits=True)
+    for _ in range(2):
+        play(schedule, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    failed = {"code": 4, "error": "NaN", "entered": False}
+    for k in range(5):
+        finish(schedule, k, float(k))
+    for _ in range(3):
+        assert schedule.next_member() == 5
+        finish(schedule, 5, None, **failed)
+    assert schedule.next_member() == 5
+    job = finish(schedule, 5, 7.0)
+    assert job.source == schedule.members[4].slices[2].entry
+    assert schedule.is_done
 
 
 def test_a_tournament_draws_better_entries(tmp_path: Path) -> None:
@@ -124,19 +141,47 @@ def test_a_slice_whose_process_died_is_trained_again_as_it_was(tmp_path: Path) -
     job = schedule.begin(0)
     assert job.source
     finish(schedule, 1, 90.0)
-    schedule.die(0, "killed")
+    schedule.die(0, "killed", EVERY)
     # first in the queue, from the same source
     assert schedule.next_member() == 0
     assert schedule.begin(0) == job
     assert job.source in schedule.needed_entries()
     for _ in range(MAX_ATTEMPTS - 1):
         assert not schedule.members[0].lost
-        schedule.die(0, "killed")
+        schedule.die(0, "killed", EVERY)
         if not schedule.members[0].lost:
             schedule.begin(0)
     assert schedule.members[0].lost == "killed (5 attempts in a row)"
     assert schedule.live == [1, 2, 3, 4, 5]
     assert schedule.next_member() != 0
+
+
+def test_who_comes_further_between_deaths_is_not_lost(tmp_path: Path) -> None:
+    """A process that is taken away often, each time after a checkpoint."""
+    schedule = new_schedule(tmp_path)
+    for steps in range(1, 4 * MAX_ATTEMPTS):
+        schedule.begin(0)
+        if steps % 2:
+            schedule.die(0, "preempted", steps)
+        else:
+            schedule.finish(0, result(steps, None, code=3, error="preempted", entered=False))
+        assert (schedule.members[0].attempts, schedule.members[0].lost) == (1, "")
+    # without another checkpoint each counts
+    for _ in range(MAX_ATTEMPTS - 1):
+        schedule.begin(0)
+        schedule.die(0, "killed", steps)
+    assert schedule.members[0].lost == "killed (5 attempts in a row)"
+
+
+def test_a_slice_that_did_not_begin_is_no_attempt(tmp_path: Path) -> None:
+    schedule = new_schedule(tmp_path)
+    for _ in range(2 * MAX_ATTEMPTS):
+        job = schedule.begin(0)
+        schedule.give_back(0)
+        assert schedule.next_member() == 0
+        assert schedule.begin(0) == job
+        schedule.give_back(0)
+    assert schedule.members[0].attempts == 0
 
 
 def test_a_member_that_diverged_is_replaced(tmp_path: Path) -> None:
@@ -240,35 +285,59 @@ def test_a_saved_schedule_goes_on_the_same(tmp_path: Path) -> None:
     assert one.begin(2) == other.begin(2)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"format": 2},
-        {"members": []},
-        {"members": 3},
-        {"members": "job"},
-        {"members": "steps"},
-        {"members": "settings"},
-        {"members": "slices"},
-        {},
-    ],
-    ids=str,
-)
-def test_what_is_no_schedule(change: dict[str, Any], tmp_path: Path) -> None:
+SPOILED: dict[str, Any] = {
+    "format": lambda saved: saved.update(format=2),
+    "run is a path": lambda saved: saved.update(run="../../elsewhere"),
+    "run is a number": lambda saved: saved.update(run=3),
+    "members": lambda saved: saved.update(members=[]),
+    "no list": lambda saved: saved.update(members=3),
+    "nothing": lambda saved: saved.clear(),
+    "too few": lambda saved: saved["members"].pop(),
+    "steps": lambda saved: saved["members"][0].update(steps=-1),
+    "lost": lambda saved: saved["members"][0].update(lost=["x"]),
+    "new": lambda saved: saved["members"][0].update(is_new="x"),
+    "settings": lambda saved: saved["members"][0].update(settings={"learning_rate": "x"}),
+    "other settings": lambda saved: saved["members"][0].update(settings={"gamma": 0.9}),
+    "slices": lambda saved: saved["members"][0].update(slices=[3]),
+}
+for key, value in (
+    ("folder", "/tmp/elsewhere"),
+    ("entry", "../../elsewhere"),
+    ("source", "../../elsewhere"),
+    ("source", None),
+    ("source_score", math.nan),
+    ("source_score", "x"),
+    ("source_settings", {"seed": 1.0}),
+    ("settings", {"learning_rate": 1e-3, "seed": 1.0}),
+    ("member", 1),
+    ("number", "x"),
+    ("seed", 1.5),
+):
+    SPOILED[f"job {key} {value}"] = lambda saved, key=key, value=value: saved["members"][0][
+        "job"
+    ].update({key: value})
+for key, value in (
+    ("entry", "../../elsewhere"),
+    ("source", "/tmp/elsewhere"),
+    ("entry", 0),
+    ("settings", {}),
+    ("score", math.inf),
+    ("score", "1"),
+):
+    SPOILED[f"slice {key} {value}"] = lambda saved, key=key, value=value: saved["members"][0][
+        "slices"
+    ][0].update({key: value})
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_what_is_no_schedule(spoil: Any, tmp_path: Path) -> None:
+    """What another program has written leads to no file outside of the folder."""
     schedule = new_schedule(tmp_path, explore=RATE)
-    schedule.begin(0)
+    play(schedule, [1.0, 2.0, 9.0, 3.0, 4.0, 5.0])
+    assert schedule.begin(0).source
     saved = json.loads(json.dumps(schedule.to_dict()))
-    row = saved["members"][0]
-    if change == {"members": "job"}:
-        row["job"]["entry"] = "../../elsewhere"
-    elif change == {"members": "steps"}:
-        row["steps"] = -1
-    elif change == {"members": "settings"}:
-        row["settings"] = {"learning_rate": "x"}
-    elif change == {"members": "slices"}:
-        row["slices"] = [3]
-    else:
-        saved = {} if not change else saved | change
+    new_schedule(tmp_path, explore=RATE).load_dict(saved)
+    spoil(saved)
     with pytest.raises(CheckpointError, match="it is no schedule"):
         new_schedule(tmp_path, explore=RATE).load_dict(saved)
 
