@@ -2,6 +2,7 @@
 a step is a slice of a run, a checkpoint of Tune holds one of gpurl.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 
 from gpurl.api import run
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint, save_checkpoint
+from gpurl.checkpoints.plain_files import make_folder, replace_file
+from gpurl.checkpoints.state_files import read_json
 from gpurl.cluster.ray_places import check_installed
 from gpurl.errors import CheckpointError, GpurlError, NonFiniteError, UsageError
 from gpurl.run.callbacks import Callback, RunView
 from gpurl.run.settings import make_settings, merge
+
+FILE = "trial.json"
 
 
 def tune_trainable(algorithm: str, env: str, every: int, **settings: object) -> type:
@@ -99,7 +104,14 @@ class SlicedRun:
         return {"return": value, "steps": self.steps, "done": self.steps >= total}
 
     def save(self, folder: Path) -> None:
-        """Copy the newest checkpoint into `folder`; nothing where there is none yet."""
+        """Copy the newest checkpoint, if there is one yet, into `folder`. Its steps are kept beside
+        it: slices that diverged count, but leave no checkpoint. CheckpointError if that fails.
+        """
+        try:
+            make_folder(folder)
+            replace_file(folder / FILE, json.dumps({"steps": self.steps}).encode())
+        except OSError as error:
+            raise CheckpointError(f"cannot save {folder / FILE}: {error}") from error
         if latest_checkpoint(self.place) is None:
             return
         parts, manifest = load_checkpoint(self.place, quiet=True)
@@ -109,6 +121,7 @@ class SlicedRun:
         """Go on from what `save` has written, in a new run folder; CheckpointError if that cannot
         be read.
         """
+        self.steps = max(self.steps, steps := _saved_steps(folder))
         if latest_checkpoint(folder) is None:
             return
         parts, manifest = load_checkpoint(folder, quiet=True)
@@ -116,8 +129,22 @@ class SlicedRun:
         self.values["seed"] = parts["meta"]["settings"]["seed"]
         self._count += 1
         self.place = self._next_place()
-        self.steps = manifest["step"]
-        save_checkpoint(self.place / "checkpoints", self.steps, parts, keep=1)
+        self.steps = max(manifest["step"], steps)
+        save_checkpoint(self.place / "checkpoints", manifest["step"], parts, keep=1)
+
+
+def _saved_steps(folder: Path) -> int:
+    """The steps that `SlicedRun.save` has written, 0 if nothing is there."""
+    file = folder / FILE
+    try:
+        steps = read_json(file)[0]["steps"]
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, RecursionError, CheckpointError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    if type(steps) is not int or steps < 0:
+        raise CheckpointError(f"{file} has steps {str(steps)[:80]!r}, wanted a whole number")
+    return steps
 
 
 class _Slice(Callback):

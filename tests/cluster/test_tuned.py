@@ -82,12 +82,33 @@ def test_a_policy_that_diverges_has_the_worst_return(
                 "steps": number * ITERATION,
                 "done": number == 3,
             }
-    # there is nothing to save, nor to load: the next slice begins anew
+    # there is no checkpoint to save, nor to load: the next slice begins anew
     run = SlicedRun(tmp_path / "b", values(), {}, ITERATION)
     run.save(tmp_path / "nothing")
-    assert not (tmp_path / "nothing").exists()
     run.load(tmp_path / "nothing")
+    run.load(tmp_path / "not there")
     assert run.train()["steps"] == ITERATION
+
+
+@pytest.mark.parametrize("slices", [0, 1])
+def test_slices_that_diverged_count_after_a_pause(
+    slices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedulers end the process of a trial between slices: it ends as often as it diverges."""
+
+    def diverges(*words: Any, **options: Any) -> Any:
+        raise DivergedError("NaN")
+
+    run = SlicedRun(tmp_path / "0", values(), {}, ITERATION)
+    for _ in range(slices):
+        run.train()
+    monkeypatch.setattr(ray_tune, "run", diverges)
+    for number in range(slices + 1, 4):
+        assert run.train()["done"] == (number == 3)
+        run.save(tmp_path / f"saved {number}")
+        run = SlicedRun(tmp_path / str(number), values(), {}, ITERATION)
+        run.load(tmp_path / f"saved {number}")
+        assert run.steps == number * ITERATION
 
 
 def test_what_is_cut_off_or_no_setting_is_named(tmp_path: Path) -> None:
@@ -98,6 +119,10 @@ def test_what_is_cut_off_or_no_setting_is_named(tmp_path: Path) -> None:
         file.write_bytes(b"")
     with pytest.raises(CheckpointError, match="has 0 bytes"):
         run.load(tmp_path / "saved")
+    for content in (b"", b"[]", b"{}", b'{"steps": "x"}', b'{"steps": -1}'):
+        (tmp_path / "saved" / ray_tune.FILE).write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"trial\.json"):
+            run.load(tmp_path / "saved")
     with pytest.raises(UsageError, match="learning_rat"):
         SlicedRun(tmp_path / "b", values(), {"learning_rat": 1.0}, ITERATION)
 
