@@ -523,7 +523,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["evl"], "did you mean eval"),
         (["plto"], "did you mean plot"),
         (["check_env"], "did you mean check-env"),
-        (["xyz"], "Known: train, tune, config, eval, play"),
+        (["xyz"], "Known: train, tune, pbt, tournament, config, eval, play"),
         (["train", "a3c", "chasing"], "did you mean sac or a2c"),
         (["train", "ppo", "cartpole"], "did you mean cart_pole"),
         (["train", "ppo", "no.such.module"], "Known: acrobot"),

@@ -220,7 +220,7 @@ def test_the_command_line_takes_lists_for_members(tmp_path: Path) -> None:
     # what is wrong is said before anything is made
     with pytest.raises(UsageError, match=r"one value for each of 2 members, got 1: 0.001"):
         parse_train([*words, "--member.learning-rate", "1e-3"])
-    with pytest.raises(UsageError, match="--seeds 3 trains runs one after another, population 2"):
+    with pytest.raises(UsageError, match="--seeds 3 trains runs of their own, population 2"):
         parse_train([*words, "--seeds", "3"])
 
 
