@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -55,13 +56,28 @@ def place_of_node(error: BaseException) -> Place | None:
 
 
 def first_value_read(module: nn.Module, arguments: tuple[Tensor, ...]) -> Place | None:
-    """Where a module first reads in Python a number that depends on its arguments, as `if`, float()
-    and .item() do; None if it never does.
+    """Where a module first reads in Python a number that depends on its arguments, as `if`,
+    float(), .item() and .numpy() do; None if it never does.
     """
     reads = _ValueReads(arguments)
-    with torch.no_grad(), reads:
+    with torch.no_grad(), _ArrayReads(reads), reads:
         module(*arguments)
     return reads.first
+
+
+class _ArrayReads(TorchFunctionMode):
+    """Tells `reads` of tensors that are turned into arrays and lists, which no operation shows."""
+
+    def __init__(self, reads: "_ValueReads") -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (Tensor.numpy, Tensor.__array__, Tensor.tolist):
+            self.reads.note(args)
+        return func(*args, **(kwargs or {}))
 
 
 class _ValueReads(TorchDispatchMode):
@@ -77,15 +93,22 @@ class _ValueReads(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        depends = any(id(each) in self._dependent for each in tree_leaves((args, kwargs)))
-        if depends and func is READS and self.first is None:
-            stack = list(traceback.walk_stack(sys._getframe()))
-            self.first = _innermost(reversed(stack))
+        depends = self._depends((args, kwargs))
+        if func is READS:
+            self.note((args, kwargs))
         result = func(*args, **kwargs)
         if depends:
             tensors = (each for each in tree_leaves(result) if isinstance(each, Tensor))
             self._dependent |= {id(each): each for each in tensors}
         return result
+
+    def note(self, arguments: Any) -> None:
+        """A read of `arguments`: its place, if it is the first that depends on the sources."""
+        if self.first is None and self._depends(arguments):
+            self.first = _innermost(reversed(list(traceback.walk_stack(sys._getframe()))))
+
+    def _depends(self, arguments: Any) -> bool:
+        return any(id(each) in self._dependent for each in tree_leaves(arguments))
 
 
 def _innermost(frames: Iterable[tuple[FrameType, int]]) -> Place | None:

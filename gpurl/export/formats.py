@@ -143,13 +143,8 @@ def _torchscript(module: PolicyModule, arguments: Arguments, description: dict[s
         with warnings.catch_warnings():
             # else of sizes, for which the comparison at several numbers of rows is there
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            warnings.filterwarnings(
-                "error", ".*(NumPy array|Python list)", category=torch.jit.TracerWarning
-            )
             traced = torch.jit.trace(module, arguments, check_trace=False)
     except Exception as error:
-        if isinstance(_innermost(error), torch.jit.TracerWarning):
-            raise UsageError(_value_is_read(place_of_error(error), "torchscript")) from error
         raise UsageError(_failure("torch.jit.trace", error)) from error
     stream = io.BytesIO()
     torch.jit.save(traced, stream)
