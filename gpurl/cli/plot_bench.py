@@ -250,7 +250,7 @@ def _draw_limits(axes: "Axes", rows: list[Row]) -> None:
 
 
 def _finish(axes: "Axes", rows: list[Row]) -> None:
-    from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
     finish_axes(axes, "environments")
     sizes = sorted({float(row["num_envs"]) for row in rows if row["num_envs"].isdigit()})
@@ -259,12 +259,7 @@ def _finish(axes: "Axes", rows: list[Row]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     if len(sizes) > 6:
         axes.tick_params(axis="x", rotation=40)
-    # within two decades 20k and 50k are labelled too; never 6×10^4 beside them
-    low, high = axes.get_ylim()
-    subs = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
-    axes.yaxis.set_major_locator(LogLocator(subs=subs))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("environment steps a second")
     _label_lines(axes)
 
