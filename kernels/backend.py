@@ -41,6 +41,8 @@ def use_triton(tensor: Tensor) -> bool:
     """Whether kernels on `tensor` run in Triton. ValueError for an unknown GPURL_BACKEND,
     RuntimeError for Triton on a CPU without its interpreter.
     """
+    if transforms_are_active():  # tensors of torch.func.vmap have no memory to pass to a kernel
+        return False
     if choice == "auto":
         return tensor.is_cuda
     # checked at the first use, so that importing gpurl never fails for it
@@ -95,7 +97,7 @@ def host_sync_is_free(device: torch.device) -> bool:
     """Whether reading a value of a tensor on `device` costs nothing. True on a CPU, where work on a
     few rows is faster than a masked full batch.
     """
-    return device.type == "cpu" and _host_sync_is_free
+    return device.type == "cpu" and _host_sync_is_free and not transforms_are_active()
 
 
 def refuse_second_derivative() -> None:

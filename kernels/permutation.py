@@ -87,7 +87,8 @@ def _encrypted_reference(round_keys: Array, number: Array, a: int, b: int) -> Ar
     for_right = (hashed[1::2] * b >> 32)[:, left_sum]
     # the first round is an outer sum, each later one a look-up
     left = (number[:a, None] + for_left[0, :b]).reshape(-1)
-    right = (number[:a, None] * 0 + number[:b]).reshape(-1)
+    # written in place below: under torch.func.vmap batched as the keys are
+    right = (number[:a, None] * 0 + number[:b] + for_left[0, :1] * 0).reshape(-1)
     for right_table, left_table in zip(for_right, for_left[1:]):
         right += _look_up(right_table, left)
         left += _look_up(left_table, right)

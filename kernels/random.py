@@ -321,6 +321,12 @@ class CounterRandom:
         """The streams at this step, as kernels take them."""
         return RandomStreams(self.key, self.gamma, self.step)
 
+    def count_on_device(self) -> None:
+        """From now on the step is a number on the device only, as on a GPU."""
+        self._step = self.step
+        self._host_step = None
+        self._ahead.clear()
+
     def begin_at(self, first: int) -> None:
         """Become the streams first, first + 1, ... of the seed, in place."""
         key, gamma = stream_constants(self.seed, self.num_envs, self.device, first)

@@ -29,7 +29,7 @@ from gpurl.nn.encoders import (
     reads_images,
 )
 from gpurl.nn.mlp import Dense, Layer, Sequential, make_network, set_dtype
-from gpurl.nn.optimizer import FlatAdam, call_loss
+from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.parts import Part, dense_actor_part, describe, state_tensors
 from gpurl.nn.q_networks import who_takes
 
@@ -275,10 +275,17 @@ class OffPolicyActorCritic(OffPolicy):
         (drawn,) = self._drawn_critics
         order = self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort()
         member = order[: self.config.target_subset]
+        weights, buffers = (
+            dict(tensors)
+            for tensors in (
+                self.target_critic.named_parameters(),
+                self.target_critic.named_buffers(),
+            )
+        )
         for name, weight in drawn.named_parameters():
-            torch.index_select(self.target_critic.get_parameter(name), 0, member, out=weight)
+            torch.index_select(weights[name], 0, member, out=weight)
         for name, copied in drawn.named_buffers():
-            buffer = self.target_critic.get_buffer(name)
+            buffer = buffers[name]
             # all critics share a buffer without an axis of members
             has_members = copied.shape != buffer.shape
             copied.copy_(buffer.index_select(0, member) if has_members else buffer)
@@ -325,13 +332,14 @@ class OffPolicyActorCritic(OffPolicy):
 
     def critic_step(self, batch: Batch, move_target: bool) -> Metrics:
         """One optimiser step of the critics."""
-        loss, metrics = call_loss(self.critic_loss, batch)
-        norm = self.optimizers["critic"].step(loss, move_target=move_target, of=self.critic_loss)
+        optimizer = self.optimizers["critic"]
+        loss, metrics = optimizer.evaluate(self.critic_loss, batch)
+        norm = optimizer.step(loss, move_target=move_target, of=self.critic_loss)
         return metrics | {"critic_grad_norm": norm}
 
     def actor_step(self, batch: Batch) -> Metrics:
         """One optimiser step of the actor."""
-        loss, metrics = call_loss(self.actor_loss, batch)
+        loss, metrics = self.optimizers["actor"].evaluate(self.actor_loss, batch)
         return metrics | {"actor_grad_norm": self.actor_optimizer_step(loss)}
 
     def actor_optimizer_step(self, loss: Tensor) -> Tensor:

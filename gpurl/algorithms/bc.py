@@ -33,7 +33,7 @@ from gpurl.nn.distributions import Categorical, MultiCategorical, make_head
 from gpurl.nn.encoders import EncoderConfig, make_encoded_network
 from gpurl.nn.mlp import Dense, Sequential
 from gpurl.nn.normalizer import Normalizer
-from gpurl.nn.optimizer import FlatAdam, call_loss
+from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.parts import Part, dense_actor_part, describe, state_tensors
 
 # settings of off-policy algorithms without meaning here, with the values they must keep
@@ -435,8 +435,9 @@ class BC(OffPolicy):
         return batch
 
     def update_step(self, batch: Batch, number: int) -> Metrics:
-        loss, metrics = call_loss(self.actor_loss, batch)
-        return metrics | {"grad_norm": self.optimizers["actor"].step(loss, of=self.actor_loss)}
+        optimizer = self.optimizers["actor"]
+        loss, metrics = optimizer.evaluate(self.actor_loss, batch)
+        return metrics | {"grad_norm": optimizer.step(loss, of=self.actor_loss)}
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """(0-d mean loss of the rows that are transitions, metrics)."""

@@ -27,7 +27,7 @@ from gpurl.losses import (
 from gpurl.nn.acting import Actor, Best, MeanOfMembers
 from gpurl.nn.encoders import EncoderConfig
 from gpurl.nn.mlp import Sequential
-from gpurl.nn.optimizer import FlatAdam, call_loss
+from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.parts import Part
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 from gpurl.nn.ranks import Alone
@@ -198,9 +198,10 @@ class DQN(OffPolicy):
     # ---- learning ----
 
     def update_step(self, batch: Batch, number: int) -> Metrics:
-        loss, metrics = call_loss(self.loss, batch)
+        optimizer = self.optimizers["network"]
+        loss, metrics = optimizer.evaluate(self.loss, batch)
         moves_target = self.config.target_interval == 1
-        norm = self.optimizers["network"].step(loss, move_target=moves_target, of=self.loss)
+        norm = optimizer.step(loss, move_target=moves_target, of=self.loss)
         self.move_target_at_intervals(norm)
         return metrics | {"grad_norm": norm}
 

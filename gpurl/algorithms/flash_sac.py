@@ -18,7 +18,6 @@ from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.batch_norm import batch_statistics
 from gpurl.nn.mlp import Layer, Sequential
-from gpurl.nn.optimizer import call_loss
 from gpurl.nn.parts import Part, state_tensors
 from gpurl.nn.reward_scaler import RewardScaler
 from gpurl.nn.unit_network import UnitBodyConfig, make_unit_network, project_
@@ -195,8 +194,8 @@ class FlashSAC(SAC):
         return metrics | self.critic_step(batch, move_target=True)
 
     def critic_step(self, batch: Batch, move_target: bool) -> Metrics:
-        loss, metrics = call_loss(self.critic_loss, batch)
         optimizer = self.optimizers["critic"]
+        loss, metrics = optimizer.evaluate(self.critic_loss, batch)
         norm = optimizer.step(loss, move_target=False, of=self.critic_loss)
         # the target averages weights of the right length
         project_(self.critic, norm.isfinite())

@@ -32,7 +32,7 @@ from gpurl.nn.distributions import Gaussian, TanhGaussian, make_head
 from gpurl.nn.encoders import EncoderConfig, choose_encoders
 from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.normalizer import ValueNormalizer
-from gpurl.nn.optimizer import FlatAdam, FrozenWeights, call_loss, stack_metrics
+from gpurl.nn.optimizer import FlatAdam, FrozenWeights, stack_metrics
 from gpurl.nn.own_network import OwnTrunks
 from gpurl.nn.parts import ActorPart, Deviation, Part, dense_actor_part, state_tensors
 
@@ -625,7 +625,7 @@ class PPO(OnPolicy):
         names of the metrics, the metrics [M] and the gradient's norm, 0-d.
         """
         with torch.enable_grad():
-            loss, metrics = call_loss(self.loss, batch)
+            loss, metrics = self.optimizer.evaluate(self.loss, batch)
         if not LOGGED.isdisjoint(metrics):
             names = ", ".join(sorted(LOGGED.intersection(metrics)))
             raise UsageError(f"{self.label}.loss: PPO logs {names} itself, rename your metric")

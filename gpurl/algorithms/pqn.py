@@ -18,7 +18,7 @@ from gpurl.kernels.pack_rows import Column
 from gpurl.losses import td_loss, values_of_actions
 from gpurl.nn.acting import Actor, Best
 from gpurl.nn.encoders import EncoderConfig
-from gpurl.nn.optimizer import FlatAdam, call_loss
+from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 
 
@@ -143,7 +143,7 @@ class PQN(OnPolicy):
         for _ in range(self.config.epochs):
             steps = []
             for minibatch in self.minibatches.of_steps(data["packed"]):
-                loss, metrics = call_loss(self.loss, minibatch)
+                loss, metrics = self.optimizer.evaluate(self.loss, minibatch)
                 norm = self.optimizer.step(loss, of=self.loss)
                 steps.append(metrics | {"grad_norm": norm})
         self.num_updates += 1

@@ -134,7 +134,11 @@ class SAC(OffPolicyActorCritic):
     def actor_step(self, batch: Batch) -> Metrics:
         metrics = super().actor_step(batch)
         if "temperature" in self.optimizers:
-            self.optimizers["temperature"].step(self.temperature_loss(metrics["entropy"]))
+            optimizer = self.optimizers["temperature"]
+            loss, _ = optimizer.evaluate(
+                lambda entropy: (self.temperature_loss(entropy), {}), metrics["entropy"]
+            )
+            optimizer.step(loss)
             with torch.no_grad():
                 self.temperature.log.clamp_(*self.log_temperature_limits)
         return metrics

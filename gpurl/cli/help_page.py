@@ -29,7 +29,7 @@ GROUPS = {
         *("eval_every", "eval_episodes", "video_every", "track", "project"),
     ),
     "Hardware": (
-        *("device", "threads", "precision", "graph", "rollout", "update", "asynchronous"),
+        *("device", "threads", "precision", "graph", "rollout", "update", "stack", "asynchronous"),
         *("compile", "deterministic"),
     ),
 }

@@ -1,6 +1,6 @@
 """Chooses the engine of a run: the only place that asks for device, backend, head and memory."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -20,6 +20,7 @@ from gpurl.engine.fused_update import FusedUpdate, PersistentFused, fused_update
 from gpurl.engine.graphs import Backend, CudaGraphs, Graphed
 from gpurl.engine.persistent import PersistentRollout, persistent_obstacle
 from gpurl.engine.population import Population, Share
+from gpurl.engine.stacked import StackedPopulation, stacked_obstacle
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
@@ -95,24 +96,45 @@ def choose_population(
     nan: str,
     update: str = "auto",
     workers: int = 1,
+    stack: str = "off",
+    graph: str = "auto",
+    explored: Collection[str] = (),
+    backend: Backend | None = None,
 ) -> tuple[Population, list[str]]:
     """(the engine of a population, why its members are none of the faster ones).
 
     env: an equal share for each of `algorithms`; env_name, nan: as `Guards` has them. workers:
-    members that learn at a time, on a CPU.
+    members that learn at a time, on a CPU. stack, graph: as `TrainConfig` has them. explored:
+    settings that population based training changes. backend: of CUDA graphs, by default that of the
+    device. UsageError if members cannot be stacked and should.
     """
     reasons: Reasons = []
+    shares = [Share(env, algorithm.num_envs) for algorithm in algorithms]
+    guards = [Guards(env_name, each, share, nan) for each, share in zip(algorithms, shares)]
+    # side by side
+    is_cuda = env.device.type == "cuda"
+    if stack == "on" or (stack == "auto" and is_cuda and update != "fused"):
+        obstacle = stacked_obstacle(algorithms, explored, knows_only=stack == "auto")
+        if obstacle and stack == "on":
+            raise UsageError(f"stack on is not possible: {obstacle}; take --stack off")
+        if not obstacle:
+            engines = [Eager(*each) for each in zip(algorithms, shares, guards)]
+            if backend is None and is_cuda and graph != "off":
+                backend = CudaGraphs(env.device)
+            if backend is None and graph != "off":
+                reasons.append(("CUDA graphs", f"the device is {env.device}"))
+            return StackedPopulation(engines, env, backend, ["full", "policy"]), _texts(reasons)
+        reasons.append(("stack of members", obstacle))
+    # in turn; the reasons are the same for all
     members = list[Eager]()
-    for algorithm in algorithms:
-        share = Share(env, algorithm.num_envs)
-        guards = Guards(env_name, algorithm, share, nan)
-        reasons = []  # the same for all
-        members.append(_without_graphs(algorithm, share, guards, "off", "steps", update, reasons))
+    for each in zip(algorithms, shares, guards):
+        own: Reasons = []
+        members.append(_without_graphs(*each, "off", "steps", update, own))
     threads = torch.get_num_threads()
-    if env.device.type != "cpu":
-        reasons.append(("CUDA graphs", "a population launches for each member in turn"))
+    if is_cuda:
+        own.append(("CUDA graphs", "a population launches for each member in turn"))
         workers = 1
-    return Population(members, env, workers, threads), _texts(reasons)
+    return Population(members, env, workers, threads), _texts(reasons + own)
 
 
 def _texts(reasons: Reasons) -> list[str]:

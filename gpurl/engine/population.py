@@ -10,7 +10,8 @@ the same number of threads.
 What a population saves, on a CPU: an environment step costs mostly Python and the calls of torch,
 and one step serves all members; and members learn beside each other, each in one thread, where a
 single agent would divide every matrix among the cores. C and torch leave Python's lock meanwhile.
-On a GPU members follow each other: launches grow with P.
+On a GPU members follow each other: launches grow with P. There they are stacked where that is
+possible: see `gpurl.engine.stacked`.
 """
 
 from collections.abc import Callable, Sequence
@@ -325,12 +326,15 @@ class Population(Eager):
             event[f"members/{each.member}/source"] = each.source.member
             if each.member in self.guards.lost:
                 self._revive(each.member)
-            # another network cannot read this memory
-            member = self._members[each.member]
-            member.policy_state = member.algorithm.initial_policy_state(self.num_envs)
+            self.forget(each.member)
         for k in self.live:
             event |= {f"members/{k}/{name}": x for name, x in pbt.settings_of(k).items()}
         self.events.append(event)
+
+    def forget(self, k: int) -> None:
+        """Begin anew with the memory of member k, which another network cannot read."""
+        member = self._members[k]
+        member.policy_state = member.algorithm.initial_policy_state(self.num_envs)
 
     def _revive(self, k: int) -> None:
         """A lost member, whose weights are another's now, takes part again."""

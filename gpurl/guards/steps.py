@@ -35,11 +35,16 @@ class StepGuard:
         # at the last report: the iteration, and the steps of each optimiser until then
         self.iteration = 0
         self.steps = dict.fromkeys(self.optimizers, 0)
-        # the counts as numpy arrays, which the host reads faster
+        self.find_counts()
+
+    def find_counts(self) -> None:
+        """Set the counts as numpy arrays, which the host reads faster: again after the tensors have
+        moved.
+        """
         self.counts = {
             name: optimizer.skipped.counts.numpy()
             for name, optimizer in self.optimizers.items()
-            if host_sync_is_free(algorithm.device)
+            if host_sync_is_free(self.algorithm.device)
         }
 
     def begin(self, iteration: int) -> None:

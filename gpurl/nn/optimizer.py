@@ -3,12 +3,13 @@ reduction between ranks.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active as transforms_are_active
 from torch.autograd.graph import _engine_run_backward
 from torch.nn.parameter import is_lazy
 
@@ -109,6 +110,8 @@ class FlatAdam:
             max_grad_norm=max_grad_norm,
             tau=tau,
         )
+        # of the loss that `evaluate` computed last, under torch.func.vmap
+        self._gradients: tuple[Tensor, ...] | None = None
         self.initial_rate = learning_rate
         self._learning_rate = torch.tensor(learning_rate, device=self.flat.device)
         self.target = None
@@ -139,6 +142,44 @@ class FlatAdam:
         for copy, tensor in self._target_tensors:
             copy.copy_(tensor)
 
+    def evaluate(
+        self, loss_function: Callable[..., Any], batch: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss, metrics) of a batch, for `step`. Under torch.func.vmap, which autograd cannot look
+        into, a loss must come from here, where its gradient is computed with it. UsageError, with
+        the function's place, if it returns others.
+        """
+        if not transforms_are_active():
+            return call_loss(loss_function, batch)
+
+        def compute(*parameters: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
+            with self._replaced(parameters):
+                loss, metrics = call_loss(loss_function, batch)
+            return loss, (loss, metrics)
+
+        numbers = tuple(range(len(self.parameters)))
+        differentiate = torch.func.grad(compute, numbers, has_aux=True)
+        self._gradients, (loss, metrics) = differentiate(*self.parameters)
+        return loss, metrics
+
+    @contextmanager
+    def _replaced(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        """A `with` block in which the module has these in place of its parameters."""
+        number = {id(parameter): k for k, parameter in enumerate(self.parameters)}
+        places = [
+            (each._parameters, name, parameter)
+            for each in self.module.modules()
+            for name, parameter in each._parameters.items()
+            if id(parameter) in number
+        ]
+        try:
+            for owner, name, parameter in places:
+                owner[name] = parameters[number[id(parameter)]]  # type: ignore[assignment]
+            yield
+        finally:
+            for owner, name, parameter in places:
+                owner[name] = parameter
+
     def step(
         self,
         loss: Tensor,
@@ -160,11 +201,14 @@ class FlatAdam:
 
     def differentiate(self, loss: Tensor, of: Callable[..., Any] | None = None) -> None:
         """Write the gradient of the 0-d `loss` into the parameters' `.grad`; see `step`."""
-        check_loss(loss, of)
-        # torch.autograd.grad without its checks, which take as long as a small network on a CPU
-        gradients = _engine_run_backward(
-            (loss,), (self._one,), False, False, self.parameters, True, accumulate_grad=False
-        )
+        if transforms_are_active():
+            gradients = self._taken_gradients(of)
+        else:
+            check_loss(loss, of)
+            # torch.autograd.grad without its checks, which take as long as a small network on a CPU
+            gradients = _engine_run_backward(
+                (loss,), (self._one,), False, False, self.parameters, True, accumulate_grad=False
+            )
         if all(gradient is None for gradient in gradients):
             name = type(self.module).__name__
             raise UsageError(f"{_place(of)}: wanted a loss that depends on a weight of {name}")
@@ -174,6 +218,13 @@ class FlatAdam:
             for view, gradient in zip(self._views, gradients)
         ]
         torch._foreach_copy_(self._views, filled)
+
+    def _taken_gradients(self, of: Callable[..., Any] | None) -> tuple[Tensor, ...]:
+        """Those of the loss that `evaluate` has computed, once."""
+        gradients, self._gradients = self._gradients, None
+        if gradients is None:
+            raise UsageError(f"{_place(of)}: wanted a loss that optimizer.evaluate computed")
+        return gradients
 
     def step_along_gradient(self, move_target: bool = True, losses: Tensor | None = None) -> Tensor:
         """Take one step along the gradients in the parameters' `.grad`; returns their norm before
@@ -211,6 +262,9 @@ class FlatAdam:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """A `with` block in which autograd skips the gradients of the parameters."""
+        if transforms_are_active():  # there only those of `evaluate` have one
+            yield
+            return
         for parameter in self.parameters:
             parameter.requires_grad = False
         try:

@@ -58,6 +58,7 @@ class TrainConfig:
         "graph": ("auto", "full", "policy", "off"),
         "rollout": ("auto", "persistent", "steps"),
         "update": ("auto", "fused", "autograd"),
+        "stack": ("auto", "on", "off"),
         "precision": ("float32", "tf32", "bf16"),
         "pbt_rule": RULES,
     }
@@ -151,6 +152,11 @@ class TrainConfig:
     """fused (PPO's minibatch steps in a few kernels), autograd, or auto: fused on a GPU if the
     policy supports it.
     """
+    stack: str = "auto"
+    """Compute the members of a population side by side, each operation one launch for all (on), in
+    turn, each by the fastest engine that it has alone (off), or auto: on on a GPU where all of it
+    is known to work.
+    """
     asynchronous: bool = False
     """Play the next rollout while the last one is learned from, by ppo or a2c; for simulators that
     cannot be captured in a CUDA graph. The policy that acts is one iteration old, and V-trace
@@ -206,6 +212,8 @@ class TrainConfig:
 
     def _check_pbt(self) -> None:
         """UsageError for selection without members, or of more than half of them."""
+        if self.stack == "on" and self.population == 1:
+            raise UsageError("stack on is for the members of a population: take --population 8")
         if self.pbt and self.population == 1:
             raise UsageError("pbt selects among members, population is 1: take --population 8")
         for name in ("pbt_every", "pbt_leaderboard"):

@@ -91,7 +91,7 @@ def make_trainer(
     if device.type == "cpu":
         keep_large_blocks()
     if config.population > 1:
-        engine = make_population(settings, algorithms, env, threads)
+        engine = make_population(settings, algorithms, env, threads, backend)
     else:
         if device.type == "cpu":
             torch.set_num_threads(_choose_threads(algorithms[0], config, threads))
@@ -132,10 +132,15 @@ def make_engine(
 
 
 def make_population(
-    settings: Settings, algorithms: Sequence[Algorithm], env: VecEnv, earlier: int | None = None
+    settings: Settings,
+    algorithms: Sequence[Algorithm],
+    env: VecEnv,
+    earlier: int | None = None,
+    backend: Backend | None = None,
 ) -> Eager:
     """The engine of a population; its notes say why its members are none of the faster ones.
-    earlier: threads of a member, in the checkpoint.
+    earlier: threads of a member, in the checkpoint. backend: of CUDA graphs, by default the
+    device's.
 
     On a CPU as many members learn at a time as there are threads; where there are fewer members,
     each has several threads.
@@ -148,10 +153,20 @@ def make_population(
         workers = min(len(algorithms), total)
         torch.set_num_threads(earlier or total // workers)
     policy_env = AppendPrivilegedState(env) if first.num_state else env
+    options = settings.pbt_options()
     engine, reasons = choose_population(
-        algorithms, policy_env, settings.env, config.nan, config.update, workers
+        algorithms,
+        policy_env,
+        settings.env,
+        config.nan,
+        config.update,
+        workers,
+        config.stack,
+        config.graph,
+        () if options is None else options.spans,
+        backend,
     )
-    if options := settings.pbt_options():
+    if options:
         board = None
         if config.pbt_leaderboard is not None:
             board = Leaderboard(absolute(config.pbt_leaderboard), 2 * len(algorithms))
