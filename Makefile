@@ -28,9 +28,12 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 train: setup
 	$(BIN)/gpurl train ppo chasing --num-envs 4096 --total-steps 100_000_000 --max-seconds 110 --eval-every 4_000_000
 
+# bytecode is written whatever the caller's shell says: tests start hundreds of processes
+FOR_TESTS = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1
+
 # ruff, mypy, all tests: about 40 minutes on two cores
 test: setup .tritons/.installed lint
-	OMP_NUM_THREADS=1 GPURL_TRITONS=.tritons $(BIN)/python -m pytest -n 2 -m 'not ray'
+	$(FOR_TESTS) GPURL_TRITONS=.tritons $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not ray'
 
 # populations on Ray, 3 minutes on two cores; skipped where Ray is not installed
 ray: setup

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.child_process import LONG
+
 try:
     from hypothesis import HealthCheck, Phase, settings
 except ImportError:  # a machine that has what the GPU tests need and no more
@@ -48,11 +50,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.startswith("test_properties_"):
             item.add_marker(pytest.mark.soak)
+    # minutes long: begun first, none of them is what the last worker is still busy with
+    items.sort(key=lambda item: not _takes_minutes(item))
     if torch.cuda.is_available() or FAKE_GPU:
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _takes_minutes(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("timeout")
+    return marker is not None and marker.args[0] >= LONG
 
 
 @pytest.fixture(autouse=True)

@@ -406,6 +406,8 @@ class _Operations(TorchDispatchMode):
 
 if __name__ == "__main__":
     from gpurl.cli.main import main
+    from tests.quick_interpreter import quicken
 
+    quicken()
     with FakeCuda():
         sys.exit(main(sys.argv[1:]))

@@ -44,7 +44,16 @@ from gpurl.kernels.backend import announced_compilation
 
 ROOT = Path(__file__).resolve().parents[2]
 NEWEST_GPU = 120
+EVERY_CASE_ON = 90
 ARCHITECTURES = (80, 90, 100, NEWEST_GPU)
+# matrix products: each generation has instructions of its own for them
+PRODUCTS = (
+    ppo_update.ppo_gradient_kernel,
+    ppo_wide_update.layer_forward_kernel,
+    ppo_wide_update.layer_backward_kernel,
+    ppo_wide_update.ppo_heads_kernel,
+    rollout.rollout_kernel,
+)
 NEWEST_TRITON = triton.__version__.startswith("3.9")
 F, D, B, L, W = "*fp32", "*fp64", "*u8", "*i64", "*i32"
 
@@ -834,19 +843,30 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen_cases() -> list[Any]:
-    """Each case with each generation, of the newest the first one of a kernel; its name says that
-    it is the first.
+    """Each case with each generation if it multiplies matrices. Of other kernels each case with one
+    generation; with the older ones the first, and the one that may take most registers, as nothing
+    but the choice of registers differs; with the newest the first of any kernel.
     """
+    first, tightest = dict[Any, Case](), dict[Any, Case]()
+    for case in CASES:
+        first.setdefault(case.kernel, case)
+        tightest[case.kernel] = max(
+            tightest.get(case.kernel, case), case, key=lambda each: each.registers
+        )
     seen = set[tuple[Any, int]]()
     chosen = []
     for case in CASES:
         for number in case.architectures:
             is_first = (case.kernel, number) not in seen
-            if number == NEWEST_GPU and not is_first:
-                continue
-            seen.add((case.kernel, number))
-            name = f"{case.name}-sm_{number}{'-first' if is_first else ''}"
-            chosen.append(pytest.param(case, number, id=name))
+            is_typical = case in (first[case.kernel], tightest[case.kernel])
+            if number == NEWEST_GPU:
+                is_chosen = is_first
+            else:
+                is_chosen = number == EVERY_CASE_ON or case.kernel in PRODUCTS or is_typical
+            if is_chosen:
+                seen.add((case.kernel, number))
+                name = f"{case.name}-sm_{number}{'-first' if is_first else ''}"
+                chosen.append(pytest.param(case, number, id=name))
     return chosen
 
 
@@ -854,7 +874,9 @@ def chosen_cases() -> list[Any]:
 def test_compiles_without_spills(
     case: Case, architecture: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ptx = compile_case(case, architecture).asm["ptx"]
+    asm = compile_case(case, architecture).asm
+    ptx = asm["ptx"]
+    assert ("tt.dot" in asm["ttir"]) == (case.kernel in PRODUCTS)
     registers, stack, spilled = resources(capsys.readouterr().out)
     assert spilled <= case.spills
     assert stack <= case.stack

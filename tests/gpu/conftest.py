@@ -10,9 +10,12 @@ import pytest
 
 from tests.conftest import FAKE_GPU
 from tests.fake_cuda import FakeCuda
+from tests.quick_interpreter import quicken
 
 # warp and the server of Isaac Gym would have to see the stand-in too
 collect_ignore_glob = ["test_isaac_gym_*", "test_mujoco_*"] if FAKE_GPU else []
+if FAKE_GPU:
+    quicken()
 
 
 @pytest.fixture(autouse=True)

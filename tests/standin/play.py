@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 from tests.standin import gpu as stand_in_gpu
 
@@ -136,7 +137,7 @@ def play(name: str, folder: Path) -> list[str]:
     from gpurl.engine.statistics import to_host
     from gpurl.envs.registry import make_env
     from gpurl.policy import Policy
-    from gpurl.run.evaluator import Player, greedy
+    from gpurl.run import evaluator
     from gpurl.run.settings import make_settings
     from gpurl.run.setup import choose_device, evaluation_env, make_trainer
     from tests.small_runs import some_demonstrations
@@ -171,8 +172,11 @@ def play(name: str, folder: Path) -> list[str]:
     assert eval_env is not None
     policy_state = trainer.algorithm.initial_policy_state(eval_env.num_envs)
     graphs = CudaGraphs(device) if eval_env.graph_safe else None
-    player = Player(greedy(trainer.algorithm), eval_env, 4, policy_state, graphs)
-    with gpu.waiting():
+    player = evaluator.Player(
+        evaluator.greedy(trainer.algorithm), eval_env, 4, policy_state, graphs
+    )
+    # a step is as the one before it, so two are played where a GPU plays sixteen
+    with gpu.waiting(), mock.patch.object(evaluator, "LOOK_EVERY", 2):
         for _ in range(WARM_UPS + 3):
             player.play()
         assert not player.obstacle

@@ -24,6 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.fake_cuda import FakeCuda, place
+from tests.quick_interpreter import quicken
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 COMPILED_ON = os.environ.get("GPURL_KERNEL_DEVICE")
@@ -41,6 +42,8 @@ FACTORIES = (
 RANDOM_FACTORIES = (torch.rand, torch.randint, torch.randn, torch.randperm)
 
 collect_ignore_glob = [] if INTERPRETED or COMPILED_ON else ["test_*.py"]
+if INTERPRETED:
+    quicken()
 
 
 class OnDevice(TorchFunctionMode):
@@ -135,27 +138,3 @@ def _program_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builder, "set_grid_dim", shuffle)
     monkeypatch.setattr(builder, "set_grid_idx", renumbered)
-
-
-@pytest.fixture(autouse=True)
-def _fast_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scan a slice at a time with the same operations: the interpreter's own scan walks element by
-    element, a hundred times slower.
-    """
-    if not INTERPRETED:
-        return
-    from triton.runtime import interpreter
-
-    def generic_scan(self: Any, inputs: Any) -> list[Any]:
-        columns = [np.moveaxis(item.handle.data, self.axis, 0) for item in inputs]
-        total = [self.to_tensor(column[0], item.dtype) for column, item in zip(columns, inputs)]
-        rows = [[item.handle.data for item in total]]
-        for i in range(1, len(columns[0])):
-            now = [self.to_tensor(column[i], item.dtype) for column, item in zip(columns, inputs)]
-            combined = self.combine_fn.fn(*total, *now)
-            total = list(combined) if isinstance(combined, tuple) else [combined]
-            rows.append([item.handle.data for item in total])
-        stacked = (np.moveaxis(np.stack(column), 0, self.axis) for column in zip(*rows))
-        return [self.to_tensor(column, item.dtype) for column, item in zip(stacked, inputs)]
-
-    monkeypatch.setattr(interpreter.ScanOps, "generic_scan", generic_scan)

@@ -39,8 +39,9 @@ def exact(steps: tuple[Tensor, ...], valid: Tensor, max_rho: float, max_c: float
     """
     r, v, f, term, trunc, log_ratio, counts = (tensor.tolist() for tensor in (*steps, valid))
     num_steps, num_envs = steps[0].shape
-    advantage = torch.zeros(num_steps, num_envs, dtype=torch.float64)
-    target = steps[1][:-1].double().clone()
+    ratio = [[math.exp(x) for x in row] for row in log_ratio]
+    advantage = [[0.0] * num_envs for _ in range(num_steps)]
+    target = [row.copy() for row in v[:-1]]
 
     def error_of(t: int, n: int) -> float:
         after = 0.0 if term[t][n] else f[t][n] if trunc[t][n] else v[t + 1][n]
@@ -52,21 +53,19 @@ def exact(steps: tuple[Tensor, ...], valid: Tensor, max_rho: float, max_c: float
             for t in range(s, num_steps):
                 if not counts[t][n]:
                     break
-                ratio = math.exp(log_ratio[t][n])
                 weight = GAMMA ** (t - s) * product
-                target[s, n] += weight * min(max_rho, ratio) * error_of(t, n)
-                product *= LAMBDA * min(max_c, ratio)
+                target[s][n] += weight * min(max_rho, ratio[t][n]) * error_of(t, n)
+                product *= LAMBDA * min(max_c, ratio[t][n])
                 if term[t][n] or trunc[t][n]:
                     break
     # the advantage of an action by the targets after it: lambda mixes them with the value
     for s in range(num_steps):
         for n in range(num_envs):
             if counts[s][n]:
-                advantage[s, n] = error_of(s, n)
+                advantage[s][n] = error_of(s, n)
                 if s + 1 < num_steps and not (term[s][n] or trunc[s][n]):
-                    later = float(target[s + 1, n]) - v[s + 1][n]
-                    advantage[s, n] += GAMMA * LAMBDA * later
-    return [advantage, target]
+                    advantage[s][n] += GAMMA * LAMBDA * (target[s + 1][n] - v[s + 1][n])
+    return [torch.tensor(numbers, dtype=torch.float64) for numbers in (advantage, target)]
 
 
 @EACH
