@@ -27,6 +27,7 @@ from gpurl.kernels.prioritized import (
 )
 from gpurl.kernels.random import RandomStreams, random_words_reference, stream_constants
 from gpurl.kernels.squash import squashed_likelihood, squashed_sample
+from gpurl.kernels.vtrace import vtrace_c, vtrace_reference
 from gpurl.losses import rescale, unrescale
 from gpurl.nn.normalizer import Normalizer, ValueNormalizer
 
@@ -102,6 +103,23 @@ def test_advantages_are_those_of_a_loop(
         rtol=1e-4,
         atol=max(size, size * size),
     )
+
+
+@needs_c
+@given(arguments=rollouts(), seed=SEEDS, limits=st.tuples(SHARES, SHARES))
+def test_vtrace_in_c_is_its_reference(
+    arguments: tuple[Any, ...], seed: int, limits: tuple[float, float]
+) -> None:
+    """The reference is compared with a sum in float64 in tests/kernels/triton/test_vtrace.py."""
+    *steps, gamma, gae_lambda, mask = arguments
+    log_ratio = torch.from_numpy(np.random.default_rng(seed).normal(size=steps[0].shape)).float()
+    numbers = log_ratio, gamma, gae_lambda, mask, *limits
+    size = 1e-5 * max(float(steps[0].abs().max()), float(steps[1].abs().max()))
+    got, expected = vtrace_c(*steps, *numbers), vtrace_reference(*steps, *numbers)
+    for name, value, other, scale in zip(
+        ("advantage", "returns", "moments"), got, expected, (size, size, max(size, size * size))
+    ):
+        np.testing.assert_allclose(value, other, rtol=1e-4, atol=scale, err_msg=name)
 
 
 # ---- moments ----

@@ -9,21 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl.kernels import c_library
 from gpurl.kernels import vtrace as module
 from gpurl.kernels.gae import gae_reference
-from gpurl.kernels.vtrace import vtrace, vtrace_c, vtrace_reference, vtrace_triton
-from tests.kernels.triton.conftest import DEVICE
+from gpurl.kernels.vtrace import vtrace, vtrace_reference, vtrace_triton
 from tests.kernels.triton.test_gae import GAMMA, LAMBDA, SHAPES
 from tests.kernels.triton.test_gae import inputs as steps_of
 
 Function = Callable[..., tuple[Tensor, Tensor, Tensor]]
-NEEDS_C = pytest.mark.skipif(
-    DEVICE is not None or c_library.load().functions is None, reason="C computes on a CPU"
-)
-EACH = pytest.mark.parametrize(
-    "function", [vtrace_reference, vtrace_triton, pytest.param(vtrace_c, marks=NEEDS_C)]
-)
+EACH = pytest.mark.parametrize("function", [vtrace_reference, vtrace_triton])
 
 
 def inputs(shape: tuple[int, int], probability: float, seed: int = 0) -> tuple[Tensor, ...]:
