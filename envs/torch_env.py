@@ -74,6 +74,10 @@ class TorchEnv(CountingEnv):
         self._state: State | None = None  # before the first reset
         self._canvases: dict[int, Canvas] = {}  # of environments that are drawn
 
+    @classmethod
+    def is_quick_to_make(cls, options: Options) -> bool:
+        return True
+
     @abstractmethod
     def initial_state(self, rng: CounterRandom) -> State:
         """The first states of n = `rng.num_envs` episodes, tensors [n, ...] by name."""

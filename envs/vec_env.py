@@ -155,6 +155,13 @@ class VecEnv(gymnasium.vector.VectorEnv):
         """Whether only one environment with `options` can exist in a process."""
         return cls.single_instance
 
+    @classmethod
+    def is_quick_to_make(cls, options: Options) -> bool:
+        """Whether a few environments with `options` can be made and stepped in passing, without
+        processes or compilers: what one takes of memory is counted so before all are made.
+        """
+        return False
+
     def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
         """(observation_names, action_names) that the simulator knows, for tasks that declare none;
         None where it knows none.

@@ -174,6 +174,12 @@ class MujocoEnv(CountingEnv):
         lacking = [name for name in packages if importlib.util.find_spec(name) is None]
         return f"{', '.join(lacking)}; {install_extra('mujoco')}" if lacking else ""
 
+    @classmethod
+    def is_quick_to_make(cls, options: Options) -> bool:
+        """In C, which is the default on a CPU; mujoco-warp compiles kernels."""
+        given = {name for name in WARPS_OPTIONS if options.get(name) is not None}
+        return options.get("simulator", cls.simulator) != "warp" and not given
+
     @abstractmethod
     def observe(self, data: Fields) -> Tensor:
         """[N, D] float32 observations."""

@@ -221,8 +221,8 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
     """The training environments of a rank with these settings; UsageError if they do not fit into
     memory.
     """
-    can_be_tried = issubclass(resolve_env(settings.env)[0], TorchEnv)  # others start processes
-    if can_be_tried:
+    is_quick = resolve_env(settings.env)[0].is_quick_to_make(settings.env_options)
+    if is_quick:
         check_memory(settings, device)
     config = settings.train
     num_envs = config.num_envs * config.population
@@ -233,7 +233,7 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
     if problems := attribute_problems(env):
         env.close()
         raise EnvError("; ".join(problems))
-    if not can_be_tried:
+    if not is_quick:
         try:
             check_memory(settings, device, env)
         except UsageError:

@@ -13,7 +13,7 @@ from gpurl.algorithms import algorithm_names
 from gpurl.api import run, train
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.pendulum import Pendulum
-from gpurl.envs.registry import make_env
+from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 from gpurl.memory import LiveBytes
@@ -220,6 +220,20 @@ def test_environments_that_exist_are_counted_by_what_they_leave(
     settings = make_settings("ppo", "pendulum", num_envs=64, network={"hidden": [8000, 8000]})
     with pytest.raises(UsageError, match="64 environments of pendulum and ppo take"):
         run(settings, env=make_env("pendulum", 64))
+
+
+def test_mujoco_worlds_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of them took more memory than there was, and the kernel killed the process."""
+    pytest.importorskip("mujoco")
+    monkeypatch.setattr(memory_need, "available_bytes", lambda device: 1 << 30)
+    settings = make_settings("ppo", "half_cheetah", num_envs=4_000_000)
+    with pytest.raises(UsageError, match=r"4,000,000 environments of half_cheetah and ppo take"):
+        training_env(settings, CPU)
+    # mujoco-warp would compile its kernels for it
+    kind = resolve_env("half_cheetah")[0]
+    assert kind.is_quick_to_make({})
+    assert not kind.is_quick_to_make({"simulator": "warp"})
+    assert not kind.is_quick_to_make({"njmax": 64})
 
 
 def test_what_does_not_fit_leaves_no_environment_behind(monkeypatch: pytest.MonkeyPatch) -> None:
