@@ -76,6 +76,12 @@ def run() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):  # an ASCII terminal: escapes, no traceback
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    # torch ends the process at its import there, with a word of another library
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        say("gpurl: this folder does not exist any more: change to another one", is_error=True)
+        sys.exit(2)
     code = main()
     # Isaac Sim ends the process when it closes, and must know the code
     if simulator := sys.modules.get("gpurl.envs.isaac_lab"):
