@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import tyro
 
+from gpurl.algorithms import config_class, resolve_algorithm
 from gpurl.checks import Choices, check_choices, choices_of
 from gpurl.cli.env_options import members_class, options_class, ranges_class
 from gpurl.cli.flags import WHOLE_NUMBERS, check_flags, check_known_flags, flag_name
@@ -383,10 +384,10 @@ def _parse_flags(base: Settings, flags: list[str], command: str, of_command: obj
     makes the configs anew, which checks them. of_command: the command's own options.
     """
     options = options_class(base.env)
-    config_class = type(base.algorithm_config)
-    of_members = members_class(config_class)
-    kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")
-    ranges = ranges_class(config_class)
+    config_type = type(base.algorithm_config)
+    of_members = members_class(config_type)
+    kinds = _kinds(TrainConfig) | _kinds(config_type) | _kinds(options, "env.")
+    ranges = ranges_class(config_type)
     kinds |= _kinds(of_members, "member.") | _kinds(ranges, "explore.")
     _refuse_other_names(flags, kinds)
     _refuse_memory(flags, base.algorithm, kinds)
@@ -399,7 +400,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str, of_command: obj
         "AllSettings",
         [
             ("train", Annotated[TrainConfig, tyro.conf.arg(name="")]),
-            ("algorithm", Annotated[config_class, tyro.conf.arg(name="")]),
+            ("algorithm", Annotated[config_type, tyro.conf.arg(name="")]),
             ("env", options),
             ("member", of_members),
             ("explore", ranges),
@@ -413,7 +414,9 @@ def _parse_flags(base: Settings, flags: list[str], command: str, of_command: obj
     prog = f"gpurl {command} {base.algorithm} {base.env}"
     # the settings of a converted run are those of a training
     with_help = prog.replace("gpurl convert", "gpurl train")
-    check_flags(words, kinds | _kinds(type(of_command)), with_help)
+    known = kinds | _kinds(type(of_command))
+    _refuse_settings_of_others(words, base.algorithm, known)
+    check_flags(words, known, with_help)
     parsed: Any = tyro.cli(  # an instance of the class above
         all_settings,
         args=words,
@@ -443,8 +446,8 @@ def _parse_flags(base: Settings, flags: list[str], command: str, of_command: obj
         train=parsed.train,
         algorithm_config=parsed.algorithm,
         env_options=base.env_options | changed,
-        member=member_values(config_class, given),
-        explore=explored_ranges(config_class, explored),
+        member=member_values(config_type, given),
+        explore=explored_ranges(config_type, explored),
     )
     settings.check()
     return settings
@@ -458,6 +461,23 @@ def _refuse_other_names(flags: list[str], kinds: dict[str, object]) -> None:
         setting = here(name).replace("_", "-")
         if is_setting and name not in kinds and setting in kinds:
             raise UsageError(f"no setting is called {name!r}; here it is --{setting}")
+
+
+def _refuse_settings_of_others(words: list[str], algorithm: str, known: dict[str, object]) -> None:
+    """UsageError, with the algorithms that have it, for a setting that this one lacks."""
+    names = [flag_name(word.partition("=")[0]) for word in words if word.startswith("--")]
+    names = [name for name in names if name not in known]
+    for name in names:
+        setting = name.removeprefix("no-")
+        others = [
+            each
+            for each in algorithm_names()
+            if setting in _kinds(config_class(resolve_algorithm(each)))
+        ]
+        if setting not in known and others:
+            raise UsageError(
+                f"--{name} is a setting of {', '.join(others)}, {algorithm} has none of that name"
+            )
 
 
 def _refuse_memory(flags: list[str], algorithm: str, kinds: dict[str, object]) -> None:
@@ -529,8 +549,12 @@ def _kinds(config: type, group: str = "") -> dict[str, object]:
     """
     kinds: dict[str, object] = {}
     choices = choices_of(config)
+    marked = typing.get_type_hints(config, include_extras=True)
     for name, hint in typing.get_type_hints(config).items():
         flag = group + flag_name(name)
+        # one value each time it is given
+        if tyro.conf.UseAppendAction in getattr(marked[name], "__metadata__", ()):
+            hint, *_ = typing.get_args(hint)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             kinds |= _kinds(hint, f"{flag}.")
         elif name in choices:

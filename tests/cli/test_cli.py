@@ -572,6 +572,13 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["train", "ppo", "chasing", "num_envs=0"], "num_envs must be at least 1, got 0"),
         (["train", "ppo", "chasing", "network.activation=sine"], "one of tanh, elu, relu"),
         (["train", "ppo", "chasing", "--config"], "--config needs a value"),
+        (["train", "ppo", "chasing", "--callback"], "gpurl: --callback needs a value"),
+        (["train", "ppo", "chasing", "--callback", "--quiet"], "gpurl: --callback needs a value"),
+        (["train", "ppo", "chasing", "--teacher", "x"], "gpurl: --teacher is a setting of bc, ppo"),
+        (
+            ["train", "sac", "pendulum", "clip_range=1"],
+            "--clip-range is a setting of a2c, ppo, sac",
+        ),
         (["eval"], "RUN, a run folder (required)"),
         (["eval", "RUN", "--episods", "3"], "--episods is not known; did you mean --episodes?"),
         (["eval", "RUN", "--episodes", "many"], "--episodes must be a whole number, got 'many'"),
