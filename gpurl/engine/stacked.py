@@ -229,6 +229,13 @@ class StackedPopulation(Population):
             for name, each in metrics.items()
         }
 
+    def abandon(self) -> None:
+        # replays of graphs count the steps in one buffer only
+        if self._stack is not None:
+            for member in self._members:
+                member.buffer.size = self.buffer.size
+        super().abandon()
+
     # ---- selection and states ----
 
     def forget(self, k: int) -> None:

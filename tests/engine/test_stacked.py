@@ -120,6 +120,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("ppo", PIXELS, {"network": {"hidden": [8], "body": "bro", "encoder": "impala"}}),
     ("ppo", "tests.tiny_envs:HiddenAlternating", {}),
     ("tests.engine.test_stacked:OwnLoss", WALK, {}),
+    ("ppo", WALK, {"critic_warmup": 2, "storage": "bfloat16"}),
     ("a2c", "pendulum", {}),
     ("dqn", "cart_pole", {}),
     ("dqn", "cart_pole", {"prioritized": True, "n_step": 3}),
@@ -316,6 +317,22 @@ def test_graphs_read_what_selection_changes() -> None:
     assert graph_level(graphed) in ("full", "policy")
     assert [note for note in graphed.notes if "took over" in note]
     assert_same(states(graphed), states(plain))
+
+
+@pytest.mark.parametrize("graph", ["off", "auto"])
+def test_an_interrupted_rollout_breaks_the_episodes_of_all_members(
+    graph: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = FakeGraphs() if graph == "auto" else None
+    engine = make("on", "sac", "pendulum", graph=graph, backend=backend)
+    iterate(engine, 6)
+    broken = []
+    for k, member in enumerate(engine.members):
+        monkeypatch.setattr(member.algorithm, "mark_episode_break", lambda k=k: broken.append(k))
+    engine.stages.collect()
+    engine.abandon()
+    assert broken == [0, 1, 2]
+    assert [member.buffer.size for member in engine.members] == [0, 0, 0]
 
 
 # ---- what cannot be stacked ----
