@@ -31,7 +31,7 @@ train: setup
 # bytecode is written whatever the caller's shell says: tests start hundreds of processes
 FOR_TESTS = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1
 
-# ruff, mypy, all tests: about 40 minutes on two cores
+# ruff, mypy, all tests: about 25 minutes on two cores
 test: setup .tritons/.installed lint
 	$(FOR_TESTS) GPURL_TRITONS=.tritons $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not ray'
 
