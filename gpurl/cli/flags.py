@@ -14,10 +14,16 @@ from gpurl.checks import MAX_INTEGER
 from gpurl.errors import UsageError, did_you_mean
 
 
-def check_flags(words: list[str], kinds: Mapping[str, object], command: str) -> None:
+def check_flags(
+    words: list[str],
+    kinds: Mapping[str, object],
+    command: str,
+    algorithms_with: Callable[[str], list[str]] | None = None,
+) -> None:
     """UsageError for the first wrong one of the words, all of them flags and their values.
 
-    kinds: {name in the form of `flag_name`: type}.
+    kinds: {name in the form of `flag_name`: type}. algorithms_with: the algorithms that have a
+    setting of this name, for one that is not in `kinds`.
     """
     place = 0
     while place < len(words):
@@ -35,6 +41,8 @@ def check_flags(words: list[str], kinds: Mapping[str, object], command: str) -> 
         if name not in kinds and not is_switch:
             alike = [f"--{known}" for known in kinds if known.count(".") == name.count(".")]
             near = did_you_mean(f"--{name}", alike, cutoff=0.75)
+            if not near and algorithms_with and (others := algorithms_with(name)):
+                near = f"it is a setting of {', '.join(others)}; "
             raise UsageError(f"{flag} is not known; {near}{command} --help lists what there is")
         if has_value and is_switch:
             raise UsageError(f"{flag} is true or false, got {value!r}")

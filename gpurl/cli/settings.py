@@ -414,9 +414,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str, of_command: obj
     prog = f"gpurl {command} {base.algorithm} {base.env}"
     # the settings of a converted run are those of a training
     with_help = prog.replace("gpurl convert", "gpurl train")
-    known = kinds | _kinds(type(of_command))
-    _refuse_settings_of_others(words, base.algorithm, known)
-    check_flags(words, known, with_help)
+    check_flags(words, kinds | _kinds(type(of_command)), with_help, _algorithms_with)
     parsed: Any = tyro.cli(  # an instance of the class above
         all_settings,
         args=words,
@@ -463,21 +461,10 @@ def _refuse_other_names(flags: list[str], kinds: dict[str, object]) -> None:
             raise UsageError(f"no setting is called {name!r}; here it is --{setting}")
 
 
-def _refuse_settings_of_others(words: list[str], algorithm: str, known: dict[str, object]) -> None:
-    """UsageError, with the algorithms that have it, for a setting that this one lacks."""
-    names = [flag_name(word.partition("=")[0]) for word in words if word.startswith("--")]
-    names = [name for name in names if name not in known]
-    for name in names:
-        setting = name.removeprefix("no-")
-        others = [
-            each
-            for each in algorithm_names()
-            if setting in _kinds(config_class(resolve_algorithm(each)))
-        ]
-        if setting not in known and others:
-            raise UsageError(
-                f"--{name} is a setting of {', '.join(others)}, {algorithm} has none of that name"
-            )
+def _algorithms_with(name: str) -> list[str]:
+    """Those that have the setting `name`, in the form of `flag_name`."""
+    kinds = {each: _kinds(config_class(resolve_algorithm(each))) for each in algorithm_names()}
+    return [each for each, known in kinds.items() if name.removeprefix("no-") in known]
 
 
 def _refuse_memory(flags: list[str], algorithm: str, kinds: dict[str, object]) -> None:

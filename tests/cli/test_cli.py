@@ -574,10 +574,13 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["train", "ppo", "chasing", "--config"], "--config needs a value"),
         (["train", "ppo", "chasing", "--callback"], "gpurl: --callback needs a value"),
         (["train", "ppo", "chasing", "--callback", "--quiet"], "gpurl: --callback needs a value"),
-        (["train", "ppo", "chasing", "--teacher", "x"], "gpurl: --teacher is a setting of bc, ppo"),
+        (
+            ["train", "ppo", "chasing", "--teacher", "x"],
+            "--teacher is not known; it is a setting of bc; gpurl",
+        ),
         (
             ["train", "sac", "pendulum", "clip_range=1"],
-            "--clip-range is a setting of a2c, ppo, sac",
+            "not known; it is a setting of a2c, ppo; gpurl train sac",
         ),
         (["eval"], "RUN, a run folder (required)"),
         (["eval", "RUN", "--episods", "3"], "--episods is not known; did you mean --episodes?"),
