@@ -278,6 +278,8 @@ def test_a_checkpoint_goes_on(algorithm: str) -> None:
     for number in (3, 4, 5):
         second.iterate(number / 6)
     assert whole.steps == second.steps
+    got, expected = ([each | {"guards": {}} for each in states(one)] for one in (second, whole))
+    assert_close(got, expected)  # guards count the steps of a process
 
 
 # ---- graphs ----
