@@ -49,6 +49,7 @@ from gpurl.envs.vec_env import (
     describe,
 )
 from gpurl.errors import EnvError, UsageError, install_extra
+from gpurl.kernels import c_library
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
 
@@ -178,7 +179,8 @@ class MujocoEnv(CountingEnv):
     def is_quick_to_make(cls, options: Options) -> bool:
         """In C, which is the default on a CPU; mujoco-warp compiles kernels."""
         given = {name for name in WARPS_OPTIONS if options.get(name) is not None}
-        return options.get("simulator", cls.simulator) != "warp" and not given
+        is_warp = given or options.get("simulator", cls.simulator) == "warp"
+        return not is_warp and c_library.load().functions is not None
 
     @abstractmethod
     def observe(self, data: Fields) -> Tensor:

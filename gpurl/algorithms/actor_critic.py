@@ -275,17 +275,10 @@ class OffPolicyActorCritic(OffPolicy):
         (drawn,) = self._drawn_critics
         order = self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort()
         member = order[: self.config.target_subset]
-        weights, buffers = (
-            dict(tensors)
-            for tensors in (
-                self.target_critic.named_parameters(),
-                self.target_critic.named_buffers(),
-            )
-        )
         for name, weight in drawn.named_parameters():
-            torch.index_select(weights[name], 0, member, out=weight)
+            torch.index_select(self.target_critic.get_parameter(name), 0, member, out=weight)
         for name, copied in drawn.named_buffers():
-            buffer = buffers[name]
+            buffer = self.target_critic.get_buffer(name)
             # all critics share a buffer without an axis of members
             has_members = copied.shape != buffer.shape
             copied.copy_(buffer.index_select(0, member) if has_members else buffer)

@@ -113,8 +113,10 @@ def choose_population(
     guards = [Guards(env_name, each, share, nan) for each, share in zip(algorithms, shares)]
     # side by side
     is_cuda = env.device.type == "cuda"
-    if stack == "on" or (stack == "auto" and is_cuda and update != "fused"):
+    if stack == "on" or (stack == "auto" and is_cuda):
         obstacle = stacked_obstacle(algorithms, explored, knows_only=stack == "auto")
+        if update == "fused":
+            obstacle = obstacle or "update fused has kernels of each member"
         if obstacle and stack == "on":
             raise UsageError(f"stack on is not possible: {obstacle}; take --stack off")
         if not obstacle:

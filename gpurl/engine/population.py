@@ -263,7 +263,6 @@ class Population(Eager):
             member.algorithm.schedule(progress, self.steps)
 
     def collect(self) -> None:
-        live = self.live
         while not self.buffer.is_full:
             # members act on their observations, the environments step once
             decisions = self._of_each(lambda k, member: member.act(), self.acts_in_threads)
@@ -273,9 +272,13 @@ class Population(Eager):
             self.statistics.add_log(timestep.info)
             # each records its own steps
             parts = self._split(timestep)
-            for k, member in live.items():
-                member.record_step(decisions[k], parts[k])
+            self._record(decisions, parts)
             self.buffer.size += 1
+
+    def _record(self, decisions: dict[int, Decision], parts: Sequence[Timestep]) -> None:
+        self._of_each(
+            lambda k, member: member.record_step(decisions[k], parts[k]), in_threads=False
+        )
 
     def _joined(self, decisions: dict[int, Decision]) -> Tensor:
         """[P n, *action] the actions of all members; the environments of lost ones idle."""

@@ -8,7 +8,7 @@ was there before, and does not know of the others.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -50,11 +50,15 @@ class Stack:
     What else they differ in is in `differences`; a call takes it from the first object.
     """
 
-    def __init__(self, objects: Sequence[Any], exceptions: Sequence[str] = ()) -> None:
-        """exceptions: names of attributes that calls neither read nor write."""
+    def __init__(
+        self, objects: Sequence[Any], exceptions: Mapping[type, Collection[str]] | None = None
+    ) -> None:
+        """exceptions: the attributes of a class that calls neither read nor write."""
         self.count = len(objects)
         self.differences: list[Difference] = []
-        self._exceptions = frozenset(exceptions)
+        self._exceptions = exceptions or {}
+        # of each memory of the first object those of all
+        self._memories: dict[int, tuple[int, ...]] = {}
         # the objects that correspond to each other, [P] each, by the id of the first
         self._equals: dict[int, tuple[Any, ...]] = {}
         self._tensors: list[tuple[Tensor, ...]] = []
@@ -81,19 +85,27 @@ class Stack:
         if all(each is first for each in objects):
             return
         if isinstance(first, Tensor):
+            memories = tuple(each.untyped_storage().data_ptr() for each in objects)
             if any(each.shape != first.shape or each.dtype != first.dtype for each in objects):
                 self.differences.append(Difference(path, tuple(each.shape for each in objects)))
+            elif self._memories.setdefault(memories[0], memories) != memories:
+                self.differences.append(Difference(path, ("shares memory",)))
             else:
                 self._tensors.append(objects)
             return
         contents = [dict(_contents(each)) for each in objects]
-        for name in contents[0]:
-            if name in self._exceptions:
+        for name in dict.fromkeys(name for each in contents for name in each):
+            if self._is_exception(first, name):
                 continue
             if all(name in each for each in contents):
                 self._visit(f"{path}.{name}", tuple(each[name] for each in contents))
             else:
                 self.differences.append(Difference(f"{path}.{name}", ()))
+
+    def _is_exception(self, owner: Any, name: str) -> bool:
+        return any(
+            isinstance(owner, kind) and name in names for kind, names in self._exceptions.items()
+        )
 
     def of_kind(self, kind: type[Kind], number: int) -> Iterator[Kind]:
         """What object `number` consists of that is of this class."""
@@ -106,20 +118,15 @@ class Stack:
     @torch.no_grad()
     def join(self) -> None:
         """Move the tensors side by side, one storage after the other."""
-        # those that share memory in each object stay together
+        # those that share memory stay together; what all objects share is left alone
         groups: dict[int, list[tuple[Tensor, ...]]] = {}
         for tensors in self._tensors:
-            memories = {each.untyped_storage().data_ptr() for each in tensors}
-            if tensors[0].numel() and len(memories) == self.count:
-                groups.setdefault(tensors[0].untyped_storage().data_ptr(), []).append(tensors)
+            memory = tensors[0].untyped_storage().data_ptr()
+            if tensors[0].numel() and len({*self._memories[memory]}) == self.count:
+                groups.setdefault(memory, []).append(tensors)
         for number, group in enumerate(groups.values()):
-            rows = [_whole_storage(each) for each in group[0]]
-            unit = ALIGNMENT // rows[0].element_size()
-            width = -(-max(map(len, rows)) // unit) * unit
-            storage = rows[0].new_zeros(self.count, width)
-            for row, joined in zip(rows, storage):
-                joined[: len(row)].copy_(row)
-            del rows
+            storage = _joined_storages(group[0])
+            width = storage.shape[1]
             self._storages.append(storage)
             for tensors in group:
                 first = tensors[0]
@@ -192,8 +199,8 @@ class Stack:
         elif hasattr(value, "__dict__"):
             memo[id(value)] = own = object.__new__(type(value))
             for name, each in vars(value).items():
-                shares = name in self._exceptions
-                own.__dict__[name] = each if shares else self._copied(each, memo)
+                is_shared = self._is_exception(value, name)
+                own.__dict__[name] = each if is_shared else self._copied(each, memo)
         memo[id(value)] = own
         return own
 
@@ -234,9 +241,23 @@ def _contents(value: Any) -> Iterator[tuple[str, Any]]:
         yield from vars(value).items()
 
 
-def _has_tensors(value: Any) -> bool:
-    """Whether `value` is a tensor or consists of some; it has no cycles."""
-    return isinstance(value, Tensor) or any(_has_tensors(each) for _, each in _contents(value))
+def _has_tensors(value: Any, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether `value` is a tensor or consists of some; seen: the ids of what it is a part of."""
+    if isinstance(value, Tensor):
+        return True
+    seen |= {id(value)}
+    return any(_has_tensors(each, seen) for _, each in _contents(value) if id(each) not in seen)
+
+
+def _joined_storages(tensors: Sequence[Tensor]) -> Tensor:
+    """[P, S] all of the memory of which these are views, each from an aligned address on."""
+    rows = [_whole_storage(each) for each in tensors]
+    unit = ALIGNMENT // rows[0].element_size()
+    width = -(-max(map(len, rows)) // unit) * unit
+    storage = rows[0].new_zeros(len(rows), width)
+    for row, joined in zip(rows, storage):
+        joined[: len(row)].copy_(row)
+    return storage
 
 
 def _whole_storage(tensor: Tensor) -> Tensor:

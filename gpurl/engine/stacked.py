@@ -8,24 +8,25 @@ iteration that learns: by then everything is allocated. On a GPU it is captured 
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, Metrics, PolicyState
 from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager, Prepared
 from gpurl.engine.graphs import Backend, Graphed
-from gpurl.engine.population import Population
+from gpurl.engine.population import Population, Result
 from gpurl.engine.stack import Stack
+from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.envs.vec_env import Timestep, VecEnv
-from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.batch_norm import BatchNorm
+from gpurl.nn.optimizer import FlatAdam
 
 # settings in which members may differ: those that tensors of their own hold or that only `schedule`
 # reads, ...
@@ -39,11 +40,15 @@ IN_TENSORS = frozenset(
 # ... and those that get a tensor [P] here
 AS_TENSORS = frozenset({"gamma", "gae_lambda", "target_kl"})
 # attributes that the stages of an iteration neither read nor write
-OUTSIDE = (
-    *("stopwatch", "stages", "seed", "initial_rate", "changed_settings"),
-    *("_ahead", "logged_episodes", "began"),
-)
-OF_GPURL = ("gpurl.", "torch.nn.modules.")  # modules that are known to work
+OUTSIDE: dict[type, tuple[str, ...]] = {
+    Eager: ("stopwatch", "stages"),
+    Algorithm: ("seed", "changed_settings"),
+    FlatAdam: ("initial_rate",),
+    CounterRandom: ("seed", "_ahead"),
+    EpisodeStatistics: ("logged_episodes", "began"),
+}
+# modules of torch that gpurl's networks consist of, and plain layers
+KNOWN = (nn.ModuleList, nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten, nn.ReLU, nn.Tanh, nn.ELU)
 Observed = tuple[Tensor, PolicyState]  # what a policy acts on
 
 
@@ -72,10 +77,10 @@ def stacked_obstacle(
         return "the scan of memory mingru has no rule for torch.func.vmap"
     if not knows_only:
         return ""
-    if not type(first).__module__.startswith(OF_GPURL):
+    if not type(first).__module__.startswith("gpurl."):
         return f"{type(first).__name__} is not an algorithm of gpurl"
     for module in first.modules():
-        if not type(module).__module__.startswith(OF_GPURL):
+        if not type(module).__module__.startswith("gpurl.") and type(module) not in KNOWN:
             return f"{type(module).__name__} is not a module of gpurl"
     return "the mirror of the task is not a part of gpurl" if first.symmetry is not None else ""
 
@@ -104,6 +109,7 @@ class StackedPopulation(Population):
         # [P] the members that are not lost
         self._is_live = torch.ones(len(members), dtype=torch.bool, device=env.device)
         self._lost = frozenset[int]()
+        self._reason = ""  # why they are in turn still
 
     # ---- from a population to a stack ----
 
@@ -111,12 +117,33 @@ class StackedPopulation(Population):
         if self._stack is not None:
             self._refresh()
             return super().iterate(progress)
-        # the members take a GPU's ways here too, whatever the device: the stack takes them
-        with no_host_syncs():
-            metrics = super().iterate(progress)
-        if metrics:
+        lost = {**self.guards.lost}
+        metrics = super().iterate(progress)
+        # of a lost member not all is allocated
+        lost |= self.guards.lost
+        if metrics and not lost:
             self._join()
+        elif metrics:
+            self._note(f"member {min(lost)} is lost")
         return metrics
+
+    def _of_each(
+        self, work: Callable[[int, Eager], Result], in_threads: bool = True
+    ) -> dict[int, Result]:
+        # members take a GPU's ways in turn too, whatever the device: the stack takes them
+        with no_host_syncs():
+            return super()._of_each(work, in_threads)
+
+    def _note(self, reason: str) -> None:
+        """Tell the user, once, why members are still computed in turn."""
+        if reason != self._reason:
+            self.notes.append(f"members are computed in turn: {reason}")
+        self._reason = reason
+
+    def schedule(self, progress: float) -> None:
+        # of lost ones too: the first is the model of all
+        for member in self._members:
+            member.algorithm.schedule(progress, self.steps)
 
     def _join(self) -> None:
         """Put the members' tensors side by side."""
@@ -124,10 +151,8 @@ class StackedPopulation(Population):
         stack = Stack(members, OUTSIDE)
         differing = {each.path.removeprefix(".algorithm.config.") for each in stack.differences}
         if unknown := sorted(differing - IN_TENSORS - AS_TENSORS):
-            raise UsageError(
-                f"the members of a stacked population differ in {', '.join(unknown)}: take "
-                f"--stack off"
-            )
+            self._note(f"they differ in {', '.join(unknown)}")
+            return
         explored = set[str]() if self.pbt is None else {*self.pbt.options.spans}
         self._settings = {
             name: torch.zeros(len(members), device=self.env.device)
@@ -204,8 +229,7 @@ class StackedPopulation(Population):
             return member.obs, member.policy_state
 
         before = self._shares((self.obs, self.policy_state))
-        info = {name: each for name, each in timestep.info.items() if name != "log"}
-        own = self._shares(timestep._replace(info=info))
+        own = self._shares(timestep._replace(info=of_rows(timestep.info, self.env.num_envs)))
         decision = decision._replace(action=self._shares(decision.action))
         obs, policy_state = self._call(record, before, decision, own)
         self.obs = obs.flatten(0, 1)
@@ -215,7 +239,14 @@ class StackedPopulation(Population):
     def prepare(self) -> Prepared:
         if self._stack is None:
             return super().prepare()
-        self._prepared, bad_envs = self._call(Eager.prepare)
+
+        def prepare(member: Eager, policy_state: PolicyState) -> tuple[Prepared, PolicyState]:
+            member.policy_state = policy_state
+            return member.prepare(), member.policy_state
+
+        prepared, policy_state = self._call(prepare, self._shares(self.policy_state))
+        self._prepared, bad_envs = prepared
+        self.policy_state = tuple(memory.flatten(0, 1) for memory in policy_state)
         self.guards.bad_envs = dict(enumerate(bad_envs))
         return {}, None
 
@@ -247,6 +278,17 @@ class StackedPopulation(Population):
         if self._stack is not None:
             self._set_episodes(self.obs, self.policy_state)  # of the members
         return super().state_dict()
+
+
+def of_rows(info: dict[str, Any], rows: int) -> dict[str, Any]:
+    """What `info` says of each environment: its tensors [rows, ...], also in dicts."""
+    own: dict[str, Any] = {}
+    for name, value in info.items():
+        if isinstance(value, dict) and name != "log":
+            own[name] = of_rows(value, rows)
+        elif isinstance(value, Tensor) and value.shape[:1] == (rows,):
+            own[name] = value
+    return own
 
 
 def with_tensors(config: AlgorithmConfig, settings: dict[str, Tensor]) -> AlgorithmConfig:

@@ -200,6 +200,8 @@ class TrainConfig:
             )
         if self.population > 1:
             self._check_population()
+        elif self.stack == "on":
+            raise UsageError("stack on is for the members of a population: take --population 8")
         self._check_pbt()
         if self.stop_return is not None and self.eval_episodes == 0:
             raise UsageError(
@@ -212,8 +214,6 @@ class TrainConfig:
 
     def _check_pbt(self) -> None:
         """UsageError for selection without members, or of more than half of them."""
-        if self.stack == "on" and self.population == 1:
-            raise UsageError("stack on is for the members of a population: take --population 8")
         if self.pbt and self.population == 1:
             raise UsageError("pbt selects among members, population is 1: take --population 8")
         for name in ("pbt_every", "pbt_leaderboard"):
@@ -228,6 +228,10 @@ class TrainConfig:
     def _check_population(self) -> None:
         """UsageError for what the engine of a population cannot do."""
         size = self.population
+        if self.stack == "on" and self.update == "fused":
+            raise UsageError(
+                "update fused has kernels of each member, stack on operations of all: leave out one"
+            )
         if size > MAX_POPULATION:
             raise UsageError(f"population must be at most {MAX_POPULATION}, got {size}")
         if self.asynchronous:

@@ -3,6 +3,7 @@ them; through the fake backend of graphs too.
 """
 
 from collections.abc import Iterator
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from gpurl.engine.stacked import StackedPopulation, stacked_obstacle
 from gpurl.engine.vmap_rules import RULES, VmapRules
 from gpurl.envs.registry import make_env
 from gpurl.errors import NonFiniteError, UsageError
+from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.setup import make_population
 from tests.engine.test_population import (
@@ -239,6 +241,62 @@ def test_a_member_with_nan_is_lost_and_the_others_are_untouched(algorithm: str, 
         spoiled.guards.report(values, spoiled.iteration)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(("algorithm", "env"), [("ppo", WALK), ("dqn", "cart_pole")])
+def test_a_run_with_a_lost_member_is_resumed(algorithm: str, env: str, lost: int) -> None:
+    """In turn, as nothing of a lost member is allocated. The lost one's state is that of before."""
+    stacked, in_turn = (make(stack, algorithm, env) for stack in ("on", "off"))
+    for engine in (stacked, in_turn):
+        engine.guards.lost[lost] = "as the checkpoint says"
+        iterate(engine, 5)
+    got, expected = (
+        [s for k, s in enumerate(states(each)) if k != lost] for each in (stacked, in_turn)
+    )
+    assert_close(got, expected)
+    assert [note for note in stacked.notes if f"member {lost} is lost" in note]
+
+
+def test_the_others_follow_their_schedule_when_the_first_member_is_lost() -> None:
+    """Random actions end when learning begins, whoever is lost."""
+    stacked, in_turn = (make(stack, "dqn", "cart_pole") for stack in ("on", "off"))
+    for engine in (stacked, in_turn):
+        iterate(engine, 2)
+        engine.guards.lost[0] = "its environment gave NaN"
+        engine.members[0].algorithm.is_random = True
+        iterate(engine, 3)
+    assert_close(states(stacked)[1:], states(in_turn)[1:])
+
+
+def test_a_hidden_state_that_has_read_nan_begins_anew() -> None:
+    network = {"memory": "gru", "memory_size": 8}
+    options = {"network": network, "nan": "skip"}
+    stacked, in_turn = (make(stack, "ppo", "pendulum", **options) for stack in ("on", "off"))
+    for engine in (stacked, in_turn):
+        iterate(engine, 2)
+        engine.state_dict()
+        obs, (memory,) = engine.obs.clone(), engine.members[1].policy_state
+        obs[ENVS + 2] = float("nan")
+        memory = torch.cat([member.policy_state[0] for member in engine.members])
+        memory[ENVS + 2] = float("nan")
+        engine.policy_state = (memory,)
+        engine._set_episodes(obs, (memory,))
+        iterate(engine, 3)
+    assert bool(stacked.policy_state[0].isfinite().all())
+    assert_close(states(stacked), states(in_turn))
+
+
+def test_what_a_step_says_of_no_environment_is_ignored() -> None:
+    engine = make("on")
+    step = engine.env.step
+
+    def with_clock(actions: Tensor) -> Any:
+        timestep = step(actions)
+        return timestep._replace(info=timestep.info | {"clock": torch.tensor(1.0)})
+
+    engine.env.step = with_clock  # type: ignore[method-assign]
+    assert iterate(engine, 3)[-1]
+
+
 PBT = {
     "pbt": True,
     "pbt_every": 3 * ENVS * 6,
@@ -259,6 +317,30 @@ def test_selection_is_that_of_members_in_turn(memory: str) -> None:
     assert configs[0] == configs[1]
     assert len({config.gamma for config in configs[0]}) > 1
     assert_close(states(stacked), states(in_turn))
+
+
+def test_selection_leaves_replay_buffers() -> None:
+    explored = {"learning_rate": [1e-4, 1e-2], "gamma": [0.8, 0.999]}
+    pbt = {"pbt": True, "pbt_every": 8 * ENVS, "pbt_fraction": 0.34, "explore": explored}
+    stacked, in_turn = (make(stack, "sac", **pbt) for stack in ("on", "off"))
+    for engine in (stacked, in_turn):
+        iterate(engine, 24)
+    notes = [[note for note in each.notes if "took over" in note] for each in (stacked, in_turn)]
+    assert notes[0] == notes[1] != []
+    assert_close(states(stacked), states(in_turn), tolerance=1e-3)
+
+
+def test_a_cpu_that_reads_tensors_stacks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `no_host_syncs`, as `--stack on` runs on a CPU."""
+    found = []
+    for is_free in (False, True):
+        monkeypatch.setattr(backend, "_host_sync_is_free", is_free)
+        engine = make("on", env="cart_pole")
+        iterate(engine, 4)
+        values = {name: float(value) for name, value in engine.guards.metrics().items()}
+        assert engine.guards.report(values, engine.iteration)["train/skipped_steps"] == 0
+        found.append([each["algorithm"] for each in states(engine)])
+    assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
@@ -325,8 +407,8 @@ def test_graphs_read_what_selection_changes() -> None:
 def test_an_interrupted_rollout_breaks_the_episodes_of_all_members(
     graph: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = FakeGraphs() if graph == "auto" else None
-    engine = make("on", "sac", "pendulum", graph=graph, backend=backend)
+    graphs = FakeGraphs() if graph == "auto" else None
+    engine = make("on", "sac", "pendulum", graph=graph, backend=graphs)
     iterate(engine, 6)
     broken = []
     for k, member in enumerate(engine.members):
@@ -401,6 +483,11 @@ def test_stack_on_is_for_populations() -> None:
         settings_of("ppo", WALK, 1, stack="on")
 
 
+def test_what_one_kind_of_kernels_excludes() -> None:
+    with pytest.raises(UsageError, match="update fused has kernels of each member, stack on"):
+        settings_of("ppo", WALK, 2, stack="on", update="fused")
+
+
 # ---- the stack itself ----
 
 
@@ -445,13 +532,72 @@ def test_a_call_of_a_stack_is_a_call_of_each() -> None:
     assert {cell.memory.data_ptr() % 16 for cell in cells} == {0}
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "env", "changes"),
+    [
+        ("ppo", "pendulum", {"network": {"memory": "gru"}, "schedule": "kl_minibatch"}),
+        ("dqn", "cart_pole", {"prioritized": True, "n_step": 3}),
+        ("sac", "pendulum", {}),
+    ],
+    ids=str,
+)
+def test_a_call_loses_nothing_that_its_copy_has_changed(
+    algorithm: str, env: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers go back to the originals and tensors are written in place; obs and the columns that a
+    rollout's guard derives are handed on by the engine.
+    """
+    lost = set[str]()
+    keep = Stack._keep_numbers
+
+    def audit(self: Stack, memo: dict[int, Any]) -> None:
+        keep(self, memo)
+        for number, (original, *_) in self._equals.items():
+            own = memo.get(number, original)
+            if own is original or isinstance(own, Tensor | list | tuple | MethodType):
+                continue
+            now, before = (
+                each if isinstance(each, dict) else vars(each) for each in (own, original)
+            )
+            for name in now.keys() | before.keys():
+                is_same = outline(now.get(name, lost)) == outline(before.get(name, lost))
+                if is_same and isinstance(now[name], Tensor):
+                    is_same = now[name] is memo.get(id(before[name]))
+                if not is_same:
+                    lost.add(f"{type(original).__name__}.{name}")
+
+    monkeypatch.setattr(Stack, "_keep_numbers", audit)
+    iterate(make("on", algorithm, env, **changes), 4)
+    assert lost <= {"Eager.obs", "RolloutBuffer.columns", "dict.valid"}, lost
+
+
+def outline(value: Any) -> Any:
+    """Numbers and words as they are, of all else the kind."""
+    if isinstance(value, int | float | str | None):
+        return value
+    if isinstance(value, dict):
+        return {name: outline(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [outline(each) for each in value]
+    return "Tensor" if isinstance(value, Tensor) else type(value).__name__
+
+
 def test_a_stack_names_what_its_objects_do_not_share() -> None:
     cells = [Cell(0.0), Cell(0.0)]
     cells[1].count = 5
     cells[1].memory = torch.zeros(7)
+    cells[1].more = 1  # type: ignore[attr-defined]
     found = {each.path: each.values for each in Stack(cells).differences}
-    assert found == {".count": (0, 5), ".memory": (torch.Size([6]), torch.Size([7]))}
-    assert not Stack(cells, ("count", "memory")).differences
+    sizes = torch.Size([6]), torch.Size([7])
+    assert found == {".count": (0, 5), ".memory": sizes, ".more": ()}
+    assert not Stack(cells, {Cell: ("count", "memory", "more")}).differences
+    assert len(Stack(cells, {Stack: ("count", "memory", "more")}).differences) == 3
+
+
+def test_memory_that_only_some_share_is_a_difference() -> None:
+    cells = [Cell(0.0), Cell(0.0)]
+    cells[1].view = cells[1].memory[2:4].clone()
+    assert [each.path for each in Stack(cells).differences] == [".view"]
 
 
 # ---- the rules ----
