@@ -7,6 +7,7 @@ host is free.
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
@@ -23,7 +24,15 @@ Kernel = TypeVar("Kernel", bound=Callable[..., object])
 CHOICES = ("auto", "triton", "torch")
 # read once: a run does not change its kernels
 choice = os.environ.get("GPURL_BACKEND", "auto")
-_host_sync_is_free = True
+
+
+class _Thread(threading.local):
+    """What each thread has of its own: trainings in two threads do not change each other's."""
+
+    host_sync_is_free = True
+
+
+_thread = _Thread()
 
 
 def choose_kernel(
@@ -97,7 +106,7 @@ def host_sync_is_free(device: torch.device) -> bool:
     """Whether reading a value of a tensor on `device` costs nothing. True on a CPU, where work on a
     few rows is faster than a masked full batch.
     """
-    return device.type == "cpu" and _host_sync_is_free and not transforms_are_active()
+    return device.type == "cpu" and _thread.host_sync_is_free and not transforms_are_active()
 
 
 def refuse_second_derivative() -> None:
@@ -137,13 +146,12 @@ def announced_compilation(announce: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def no_host_syncs() -> Iterator[None]:
-    """Take the GPU's code paths on any device: the host reads no tensor inside. Tests use it to
-    prove that nothing syncs.
+    """Take the GPU's code paths on any device, in this thread: the host reads no tensor inside.
+    Tests use it to prove that nothing syncs.
     """
-    global _host_sync_is_free
-    before = _host_sync_is_free
-    _host_sync_is_free = False
+    before = _thread.host_sync_is_free
+    _thread.host_sync_is_free = False
     try:
         yield
     finally:
-        _host_sync_is_free = before
+        _thread.host_sync_is_free = before

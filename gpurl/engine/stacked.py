@@ -131,8 +131,7 @@ class StackedPopulation(Population):
         self, work: Callable[[int, Eager], Result], in_threads: bool = True
     ) -> dict[int, Result]:
         # members take a GPU's ways in turn too, whatever the device: the stack takes them
-        with no_host_syncs():
-            return super()._of_each(work, in_threads)
+        return super()._of_each(no_host_syncs()(work), in_threads)
 
     def _note(self, reason: str) -> None:
         """Tell the user, once, why members are still computed in turn."""

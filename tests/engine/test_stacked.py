@@ -334,7 +334,7 @@ def test_a_cpu_that_reads_tensors_stacks_too(monkeypatch: pytest.MonkeyPatch) ->
     """Without `no_host_syncs`, as `--stack on` runs on a CPU."""
     found = []
     for is_free in (False, True):
-        monkeypatch.setattr(backend, "_host_sync_is_free", is_free)
+        monkeypatch.setattr(backend._thread, "host_sync_is_free", is_free)
         engine = make("on", env="cart_pole")
         iterate(engine, 4)
         values = {name: float(value) for name, value in engine.guards.metrics().items()}

@@ -1,6 +1,7 @@
 """The C forms of GAE, random numbers and shuffling against their references."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,6 +26,22 @@ def test_they_serve_tensors_of_a_cpu_that_the_host_may_look_at() -> None:
     assert not use_c(torch.zeros(1, device="meta"))
     with no_host_syncs():
         assert not use_c(torch.zeros(1))
+
+
+def test_what_a_thread_may_look_at_is_its_own() -> None:
+    """As of two trainings in threads that count their memory, one within the time of the other."""
+    blocks = no_host_syncs(), no_host_syncs()
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        threads = first, second
+        for method in ("__enter__", "__exit__"):
+            for thread, block in zip(threads, blocks):
+                arguments = () if method == "__enter__" else (None, None, None)
+                thread.submit(getattr(block, method), *arguments).result()
+            inside = method == "__enter__"
+            assert all(
+                thread.submit(use_c, torch.zeros(1)).result() != inside for thread in threads
+            )
+            assert use_c(torch.zeros(1))
 
 
 def test_a_step_of_float32_goes_to_c_and_one_of_float64_to_torch(
