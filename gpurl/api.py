@@ -68,6 +68,7 @@ class Run:
     needs_env: bool = False  # no command can make its environment: see `gpurl.resume`
     needs_session: bool = False  # only this process knows its algorithm
     rank: int = 0  # of the process, among those of the run: the first one reports
+    member: int | None = None  # of the run's population, if this is one of its seeds
 
     def __repr__(self) -> str:
         values = self.outcome.evaluation
@@ -80,8 +81,8 @@ class Run:
         return html_summary(self.folder, self.outcome, self.baseline)
 
     def policy(self) -> Policy:
-        """The best policy of the run."""
-        return load(self.folder)
+        """The best policy of the run, or of this member at the run's best checkpoint."""
+        return load(self.folder, member=self.member)
 
     def summary(self) -> str:
         """How good the policy is, how the run ended, and what to do next, in a few lines."""

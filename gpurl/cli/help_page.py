@@ -43,7 +43,7 @@ COMMON = {
     *("actor_network.hidden", "critic_network.hidden"),
 }
 # options of a command that are changed seldom
-RARE = {"max_restarts"}
+RARE = {"at_once", "max_restarts"}
 
 
 @dataclass(frozen=True)

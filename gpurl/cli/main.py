@@ -29,6 +29,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train --resume RUN [settings]           continue a run
   gpurl train ... --callback MODULE:CLASS       with your own callback
   gpurl train ... --seeds 5 [--jobs 1]          one run for each seed, and their mean
+  gpurl train ... --seeds 5 --at-once           the same as a population, one run for all
   gpurl train ... --processes 4                 one agent on four GPUs
   gpurl train ... --population 5                five agents at once in one run
   gpurl tune ALGORITHM ENV [--trials 30]        search for good settings (needs Optuna)
@@ -202,6 +203,7 @@ def _train_seeds(settings: "Settings", options: "TrainOptions", command: list[st
         options.callback,
         after=lambda finished: None if is_quiet else say(f"{finished.summary()}\n"),
         jobs=options.jobs,
+        at_once=options.at_once,
     )
     codes = [_exit_code(one) for one in runs] + [error.exit_code for error in failed]
     # the mean needs scipy, and a return of each run: the trainings are done all the same
@@ -496,7 +498,7 @@ def plot(
         return 0
     # a shell's runs/chasing/ppo/* names the pictures that --seeds puts beside runs, too
     folders = tuple(each for each in folders if each.suffix != ".png" or each.is_dir())
-    if len(folders) > 1:
+    if len(folders) > 1 or (folders and by != "algorithm"):
         from gpurl.run.comparison import compare_runs, comparison_table, plot_comparison
 
         groups = compare_runs(folders, by)

@@ -62,6 +62,8 @@ class TrainOptions:
     """Train this many seeds, one run each, and print their mean."""
     jobs: int = 1
     """With seeds: trainings at a time, each in a process with one thread, unless threads is set."""
+    at_once: bool = False
+    """With seeds: one run, which trains them as members of a population."""
     processes: int = 1
     """Train one agent on this many processes of this machine: one for each GPU, or all on the CPU.
     num_envs and batch_size are those of all together.
@@ -185,6 +187,8 @@ def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
         )
     if options.jobs > 1 and options.seeds == 1:
         raise UsageError(f"--jobs {options.jobs} goes with --seeds")
+    if options.at_once and (options.seeds == 1 or options.jobs > 1):
+        raise UsageError("--at-once goes with --seeds of at least 2, and without --jobs")
     if options.max_restarts and options.processes == 1:
         raise UsageError(f"--max-restarts {options.max_restarts} goes with --processes")
     settings = _parse_settings(words, options.config, options.resume, "train", options)

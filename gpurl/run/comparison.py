@@ -23,6 +23,7 @@ from gpurl.run.plot import (
     ORANGE,
     PURPLE,
     STYLE,
+    Series,
     finish_axes,
     new_figure,
     read_metrics,
@@ -37,6 +38,7 @@ COLORS = (BLUE, ORANGE, GREEN, PURPLE, "#c23b3b", "#4aa3b5", "#8a6d3b", "#d46bb0
 EVALUATION, TRAINING = "eval/mean_reward", "rollout/ep_rew_mean"
 MAX_LABEL = 90  # letters in the legend
 Curve = list[tuple[float, float]]
+Settings = dict[str, Json]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RunCurve:
     """
 
     folder: Path
-    settings: dict[str, Json]
+    settings: Settings
     by_steps: Curve  # (env steps, return)
     by_seconds: Curve  # (seconds of training, return)
     last: tuple[float, float]  # (env steps, return) at the end
@@ -75,8 +77,8 @@ def compare_runs(folders: Sequence[str | Path], by: str = "algorithm") -> list[G
 
     Returns at the end are those of the last evaluations, or of the training if one of the runs was
     never evaluated. Curves are of the same kind; where a run has one evaluation only they are of
-    the training, if that has more. UsageError for runs of different tasks, and for runs without
-    returns.
+    the training, if that has more. Members of a population count as runs, unless selection made
+    them one. UsageError for runs of different tasks, and for runs without returns.
     """
     paths = [Path(folder) for folder in folders]
     for path in paths:
@@ -90,7 +92,8 @@ def compare_runs(folders: Sequence[str | Path], by: str = "algorithm") -> list[G
             f"runs of each task in a picture of its own"
         )
     # evaluations and returns of the training of each run, and which of them are compared
-    logs = [read_metrics(path) for path in paths]
+    agents = [agent for path, values in zip(paths, settings) for agent in _agents(path, values)]
+    paths, settings, logs = map(list, zip(*agents))
     points = {tag: [_finite(log.get(tag)) for log in logs] for tag in (EVALUATION, TRAINING)}
     fewest = {tag: min(map(len, curves)) for tag, curves in points.items()}
     last_tag = EVALUATION if fewest[EVALUATION] else TRAINING
@@ -112,6 +115,31 @@ def compare_runs(folders: Sequence[str | Path], by: str = "algorithm") -> list[G
     return [Group(label, groups[label], *kinds) for label in sorted(groups, key=_in_order)]
 
 
+def _agents(path: Path, settings: Settings) -> list[tuple[Path, Settings, Series]]:
+    """(folder, settings, log) of a run of one agent, or of each member of a population; a member
+    that the last evaluation left out was lost and is left out, too.
+    """
+    log = read_metrics(path)
+    size, own_values = settings.get("population", 1), settings.get("member", {})
+    if type(size) is not int or size == 1 or settings.get("pbt"):
+        return [(path, settings, log)]
+    nothing: tuple[list[float], list[float]] = ([], [])
+    last_evaluation = log.get(EVALUATION, nothing)[0][-1:]
+    agents = list[tuple[Path, Settings, Series]]()
+    for k in range(size):
+        evaluations = log.get(f"members/{k}/eval_reward", nothing)
+        training = log.get(f"members/{k}/ep_rew_mean", nothing)
+        if evaluations[0][-1:] != last_evaluation:
+            continue
+        own = {
+            name: values[k]
+            for name, values in (own_values.items() if isinstance(own_values, dict) else ())
+            if isinstance(values, list) and len(values) == size
+        }
+        agents.append((path, settings | own, log | {EVALUATION: evaluations, TRAINING: training}))
+    return agents
+
+
 def _lack_of_returns(
     paths: Sequence[Path], evaluations: Sequence[Curve], training: Sequence[Curve]
 ) -> str:
@@ -130,7 +158,7 @@ def _finite(points: tuple[list[float], list[float]] | None) -> Curve:
     return [pair for pair in zip(*(points or ([], []))) if math.isfinite(pair[1])]
 
 
-def _label(settings: dict[str, Json], by: str) -> str:
+def _label(settings: Settings, by: str) -> str:
     """The value of the setting, nested ones with a point."""
     value: Json = settings
     for name in by.replace("-", "_").split("."):

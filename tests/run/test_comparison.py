@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from gpurl.cli.main import main
 from gpurl.errors import UsageError
 from gpurl.run import comparison
-from gpurl.run.comparison import Group, compare_runs, comparison_table, plot_comparison
+from gpurl.run.comparison import EVALUATION, Group, compare_runs, comparison_table, plot_comparison
 from gpurl.run.config_file import as_yaml
 from gpurl.run.plot import finish_axes
 from gpurl.run.scores import band, iqm
@@ -181,6 +181,56 @@ def test_a_setting_groups(tmp_path: Path) -> None:
         UsageError, match=r"to group by; there are algorithm, env, .*gamma, network$"
     ):
         compare_runs(runs, by="nothing")
+
+
+def test_members_of_a_population_are_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But where selection made them one, and those that were lost."""
+    ends = [5.0, 1.0, 9.0]
+    settings: dict[str, Any] = {"population": 3, "member": {"gamma": [0.9, 0.9, 0.99]}}
+    run = make_run(tmp_path / "all", [0.0, 9.0], **settings)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+
+    def write(lost: set[int]) -> None:
+        entries = [json.loads(line) for line in lines]
+        for i, entry in enumerate(entries):
+            for k, end in enumerate(ends):
+                if k not in lost or i == 0:
+                    entry[f"members/{k}/eval_reward"] = end * i
+                    entry[f"members/{k}/ep_rew_mean"] = -end
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in entries))
+
+    write(lost=set())
+    (group,) = compare_runs([run])
+    assert [each.by_steps for each in group.runs] == [[(100, 0), (200, end)] for end in ends]
+    assert group.last_return() == iqm(ends)
+    # a setting that members have of their own; one run is enough
+    capsys.readouterr()
+    out = tmp_path / "picture.png"
+    assert main(["plot", str(run), "--by", "gamma", "--out", str(out)]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("gamma 0.9: 2 seeds, 200 steps, mean 3.00, IQM 3.00 [")
+    assert second == "gamma 0.99: 1 seed, 200 steps, return 9.00"
+    assert out.exists()
+    # without evaluations
+    without = {EVALUATION: None} | {f"members/{k}/eval_reward": None for k in range(3)}
+    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    text = [json.dumps({k: v for k, v in each.items() if k not in without}) for each in entries]
+    (run / "metrics.jsonl").write_text("\n".join(text) + "\n")
+    (group,) = compare_runs([run])
+    assert group.last_returns() == [-end for end in ends]
+    # a member that was lost; a run of one agent beside them
+    write(lost={2})
+    (group,) = compare_runs([run, make_run(tmp_path / "alone", [0.0, 3.0])])
+    assert group.last_returns() == [5.0, 1.0, 3.0]
+    # members that went on from each other are one run
+    write(lost=set())
+    (run / "config.yaml").write_bytes(
+        as_yaml({"algorithm": "ppo", "env": "pendulum", "env_options": {}, "pbt": True} | settings)
+    )
+    (group,) = compare_runs([run])
+    assert group.last_returns() == [9.0]
 
 
 def test_without_evaluations_the_training_is_drawn(tmp_path: Path) -> None:

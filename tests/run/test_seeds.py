@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import gpurl
@@ -17,6 +18,7 @@ from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.cli.main import main
 from gpurl.errors import EnvError, NonFiniteError, UsageError
 from gpurl.run.callbacks import RunView
+from gpurl.run.comparison import compare_runs
 from gpurl.run.run_folder import lock_run
 from gpurl.seeds import compare_seeds, train_seeds
 from tests.small_runs import ITERATION, SMALL, assert_same, start
@@ -108,6 +110,49 @@ def test_the_command_prints_each_run_and_the_mean(
     assert capsys.readouterr().err.startswith("no mean over seeds: ")
 
 
+def test_at_once_they_are_the_same_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run of a population, and the same mean, interval and curves as of runs of their own."""
+    words = [*WORDS, "--seeds", "3", "threads=1"]
+    said = {}
+    for kind, flags in (("in turn", []), ("at once", ["--at-once"])):
+        assert main(["train", *words, *flags, f"run_dir={tmp_path / kind}"]) == 0
+        *others, mean, _, picture = capsys.readouterr().out.splitlines()
+        assert sum(line.startswith("run folder ") for line in others) == 1 if flags else 3
+        assert Path(picture.removeprefix("picture ")).stat().st_size > 10_000
+        said[kind] = mean
+    assert said["at once"] == said["in turn"]
+    assert said["at once"].startswith(f"ppo: 3 seeds, {2 * ITERATION} steps, mean -")
+    (in_turn,) = compare_runs([tmp_path / "in turn" / f"seed_{seed}" for seed in range(3)])
+    (at_once,) = compare_runs([tmp_path / "at once"])
+    assert [run.by_steps for run in at_once.runs] == [run.by_steps for run in in_turn.runs]
+
+
+def test_at_once_each_run_stands_for_a_member(tmp_path: Path) -> None:
+    settings = SETTINGS | {"threads": 1}
+    runs = train_seeds(
+        "ppo", "pendulum", 2, at_once=True, seed=3, run_dir=str(tmp_path / "all"), **settings
+    )
+    alone = gpurl.train("ppo", "pendulum", seed=4, run_dir=str(tmp_path / "alone"), **settings)
+    assert [run.folder for run in runs] == [tmp_path / "all"] * 2
+    obs = torch.linspace(-1, 1, 12).reshape(4, 3)
+    expected = gpurl.load(alone.folder, best=False).act(obs)
+    found = [gpurl.load(run.folder, best=False, member=run.member).act(obs) for run in runs]
+    assert [bool((each == expected).all()) for each in found] == [False, True]
+    assert bool((runs[0].policy().act(obs) != runs[1].policy().act(obs)).any())
+
+
+@pytest.mark.parametrize(("seeds", "named"), [((3, 5), "3, 5"), ((1, 0), "1, 0")])
+def test_at_once_seeds_follow_each_other(seeds: tuple[int, ...], named: str) -> None:
+    with pytest.raises(UsageError, match=f"seeds follow each other, got {named}; leave at_once"):
+        train_seeds("ppo", "pendulum", seeds, at_once=True, **SETTINGS)
+
+
+def test_at_once_is_refused_where_seeds_of_shares_are(tmp_path: Path) -> None:
+    settings = SETTINGS | {"root": str(tmp_path)}
+    with pytest.raises(UsageError, match="train its seeds one after another, --seeds 2"):
+        train_seeds("ppo", "gymnasium_cpu:CartPole-v1", 2, at_once=True, **settings)
+
+
 def test_beside_each_other_they_are_the_same_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +237,10 @@ def test_they_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         (["--seeds", "2", "--resume", "x"], "--seeds"),
         (["--seeds", "2", "--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["--jobs", "2"], "--jobs 2 goes with --seeds"),
+        (["--at-once"], "--at-once goes with --seeds of at least 2"),
+        (["--at-once", "--seeds", "2", "--jobs", "2"], "and without --jobs"),
+        (["--at-once", "--seeds", "2", "--population", "2"], "leave out one of them"),
+        (["--at-once", "--seeds", "2", "--asynchronous"], "leave out asynchronous"),
     ],
 )
 def test_wrong_words(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
