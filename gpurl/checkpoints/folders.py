@@ -77,7 +77,7 @@ def save_checkpoint(
             f"wanted step >= 0, keep >= 1 and parts named {PART_NAME.pattern}, got {step}, {keep}, "
             f"{list(parts)}"
         )
-    path = folder / f"step_{step:012d}"
+    path = folder / step_name(step)
     with _disk_errors(path):
         make_folder(folder)
         with FileLock(folder / ".lock", timeout=LOCK_SECONDS):
@@ -145,6 +145,11 @@ def load_checkpoint(
         f"no checkpoint to load in {path}: "
         f"{'; '.join(problems) or 'no folder step_* there or in its checkpoints/'}"
     )
+
+
+def step_name(step: int) -> str:
+    """The name of the folder of a checkpoint."""
+    return f"step_{step:012d}"
 
 
 def check_exists(path: Path, option: str = "") -> None:

@@ -1,11 +1,16 @@
 """A leaderboard: a folder of the best policies so far, which several runs may fill and draw from.
 `leaderboard.json` lists them, each has a checkpoint in `entries/`.
+
+On other storage there are the same files; a folder has a copy of them, from which is loaded.
 """
 
 import json
 import math
+import os
 import re
 import shutil
+import tempfile
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +20,10 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint
+from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint, step_name
 from gpurl.checkpoints.plain_files import make_folder, replace_file
-from gpurl.checkpoints.state_files import State, read_json
+from gpurl.checkpoints.state_files import MAX_JSON_BYTES, State, read_json
+from gpurl.checkpoints.storage import Storage
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.selection import draw, softmax_of_z
 
@@ -61,28 +67,95 @@ def draw_entry(entries: Sequence[Entry], uniform: float) -> Entry | None:
 
 class Leaderboard:
     """The folder. Its methods raise CheckpointError for what another program has spoiled, and for a
-    disk that fails.
+    disk or a storage that fails.
     """
 
-    def __init__(self, folder: Path, capacity: int) -> None:
-        """UsageError for a folder that cannot be written."""
+    def __init__(self, folder: Path, capacity: int, storage: Storage | None = None) -> None:
+        """storage: where the leaderboard is, if `folder` is a copy of it; nothing there is locked.
+        UsageError for what cannot be written.
+        """
         self.folder = folder
         self.capacity = capacity
+        self.storage = storage
         try:
             make_folder(folder)
             make_folder(folder / ENTRIES)
             with self._lock():
                 if not (folder / FILE).exists():
+                    self._write_copy(())
+                if storage is not None and not self._is_stored():
                     self._write(())
         except (OSError, Timeout) as error:
             why = getattr(error, "strerror", None) or error
+            place = folder if storage is None else storage.url
             raise UsageError(
-                f"the leaderboard {folder} cannot be written: {why}; choose another folder"
+                f"the leaderboard {place} cannot be written: {why}; choose another folder"
             ) from error
+
+    @classmethod
+    def at_url(cls, url: str, capacity: int) -> "Leaderboard":
+        """The one on other storage, with a temporary folder as the copy; UsageError as above."""
+        copy = tempfile.TemporaryDirectory(prefix="gpurl_leaderboard_")
+        board = cls(Path(copy.name), capacity, Storage(url))
+        weakref.finalize(board, copy.cleanup)
+        return board
 
     def entries(self) -> tuple[Entry, ...]:
         """The best first."""
-        file = self.folder / FILE
+        if self.storage is None:
+            return self._read(self.folder)
+        try:
+            with self._lock():
+                return self._current()
+        except (OSError, Timeout) as error:
+            raise CheckpointError(f"the leaderboard {self.storage.url}: {error}") from error
+
+    def _current(self) -> tuple[Entry, ...]:
+        """The entries; the copy is brought up to the storage. Those that another run is replacing
+        are left out.
+        """
+        before = self._read(self.folder)
+        if self.storage is None:
+            return before
+        # the list, then the checkpoints that are new
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=self.folder) as name:
+            temporary = Path(name)
+            (temporary / FILE).write_bytes(self.storage.read_file(FILE, MAX_JSON_BYTES))
+            found = self._read(temporary)
+            there = [each for each in found if each in before or self._fetch(each, temporary)]
+        self._write_copy(there)
+        for name in {each.name for each in before} - {each.name for each in there}:
+            shutil.rmtree(self.folder / ENTRIES / name, ignore_errors=True)
+        return tuple(there)
+
+    def _fetch(self, entry: Entry, temporary: Path) -> bool:
+        """Copy an entry's checkpoint from the storage; False if there is none."""
+        assert self.storage is not None
+        step = step_name(entry.step)
+        fetched = temporary / entry.name / step
+        fetched.mkdir(parents=True)
+        try:
+            self.storage.read_folder(f"{ENTRIES}/{entry.name}/{step}", fetched)
+        except (FileNotFoundError, ValueError):
+            return False
+        place = self.folder / ENTRIES / entry.name
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(fetched.parent, place)
+        return True
+
+    def _is_stored(self) -> bool:
+        assert self.storage is not None
+        try:
+            self.storage.read_file(FILE, MAX_JSON_BYTES)
+        except FileNotFoundError:
+            return False
+        except ValueError:  # reading will name it
+            return True
+        return True
+
+    @staticmethod
+    def _read(folder: Path) -> tuple[Entry, ...]:
+        file = folder / FILE
         try:
             content, _ = read_json(file)
             if content.keys() != {"format", "entries"} or content["format"] != FORMAT_VERSION:
@@ -104,16 +177,17 @@ class Leaderboard:
             )
         try:
             with self._lock():
-                before = self.entries()
+                before = self._current()
                 after = entered(before, entry, self.capacity)
                 if entry not in after:
                     return False
                 # the checkpoint first: what is listed can be loaded
                 place = self.folder / ENTRIES / entry.name
-                save_checkpoint(place, entry.step, parts, keep=1, overwrite=True)
+                path = save_checkpoint(place, entry.step, parts, keep=1, overwrite=True)
+                if self.storage is not None:
+                    self.storage.write_folder(f"{ENTRIES}/{entry.name}/{path.name}", path)
                 self._write(after)
-                for name in {each.name for each in before} - {each.name for each in after}:
-                    shutil.rmtree(self.folder / ENTRIES / name, ignore_errors=True)
+                self._drop([each for each in before if each not in after], after)
         except (OSError, Timeout) as error:
             raise CheckpointError(f"the leaderboard {self.folder}: {error}") from error
         return True
@@ -122,11 +196,10 @@ class Leaderboard:
         """Take entries off the list, and delete their checkpoints."""
         try:
             with self._lock():
-                before = self.entries()
-                self._write([each for each in before if each.name not in names])
-                for each in before:
-                    if each.name in names:
-                        shutil.rmtree(self.folder / ENTRIES / each.name, ignore_errors=True)
+                before = self._current()
+                after = [each for each in before if each.name not in names]
+                self._write(after)
+                self._drop([each for each in before if each.name in names], after)
         except (OSError, Timeout) as error:
             raise CheckpointError(f"the leaderboard {self.folder}: {error}") from error
 
@@ -138,10 +211,28 @@ class Leaderboard:
     def _lock(self) -> FileLock:
         return FileLock(self.folder / ".lock", timeout=LOCK_SECONDS)
 
+    def _drop(self, dropped: Sequence[Entry], listed: Sequence[Entry]) -> None:
+        """Delete the checkpoints of entries that are on the list no more, or with another step."""
+        names = {each.name for each in listed}
+        for each in dropped:
+            if each.name not in names:
+                shutil.rmtree(self.folder / ENTRIES / each.name, ignore_errors=True)
+            if self.storage is not None:
+                self.storage.remove_folder(f"{ENTRIES}/{each.name}/{step_name(each.step)}")
+
     def _write(self, entries: Sequence[Entry]) -> None:
-        content = {"format": FORMAT_VERSION, "entries": [asdict(each) for each in entries]}
-        text = json.dumps(content, allow_nan=False, indent=1)
-        replace_file(self.folder / FILE, text.encode())
+        """The list, on the storage first."""
+        if self.storage is not None:
+            self.storage.write_file(FILE, _as_json(entries))
+        self._write_copy(entries)
+
+    def _write_copy(self, entries: Sequence[Entry]) -> None:
+        replace_file(self.folder / FILE, _as_json(entries))
+
+
+def _as_json(entries: Sequence[Entry]) -> bytes:
+    content = {"format": FORMAT_VERSION, "entries": [asdict(each) for each in entries]}
+    return json.dumps(content, allow_nan=False, indent=1).encode()
 
 
 def _entry(value: Any) -> Entry:

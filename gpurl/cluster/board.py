@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.checkpoints.leaderboard import Entry, Leaderboard
+from gpurl.checkpoints.storage import Storage
 from gpurl.errors import CheckpointError, first_line
 
 
@@ -28,9 +29,12 @@ class Board(Protocol):
 class FolderBoard:
     """The board itself."""
 
-    def __init__(self, folder: str, capacity: int) -> None:
-        """UsageError for a folder that cannot be written."""
-        self._leaderboard = Leaderboard(Path(folder), capacity)
+    def __init__(self, folder: str, capacity: int, url: str = "") -> None:
+        """url: of other storage, of which the folder is a copy. UsageError for what cannot be
+        written.
+        """
+        storage = Storage(url) if url else None
+        self._leaderboard = Leaderboard(Path(folder), capacity, storage)
 
     def submit(self, entry: Mapping[str, Any], checkpoint: str) -> bool:
         """entry: fields of an Entry. Of the checkpoint weights and optimiser are kept."""
@@ -77,8 +81,8 @@ class BoardOfRows:
 class BoardRows:
     """The other end of `BoardOfRows`."""
 
-    def __init__(self, folder: str, capacity: int) -> None:
-        self._board = FolderBoard(folder, capacity)
+    def __init__(self, folder: str, capacity: int, url: str = "") -> None:
+        self._board = FolderBoard(folder, capacity, url)
 
     def ask(self, name: str, *arguments: Any) -> dict[str, Any]:
         """{"value": the answer} or {"error": a text}."""

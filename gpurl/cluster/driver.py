@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from gpurl.algorithms.off_policy import OffPolicyConfig
 from gpurl.checkpoints.folders import latest_checkpoint
-from gpurl.checkpoints.leaderboard import Entry, Leaderboard
+from gpurl.checkpoints.leaderboard import Entry
 from gpurl.checkpoints.plain_files import Json, make_folder, replace_file
 from gpurl.checkpoints.state_files import read_json
-from gpurl.cluster.board import Board
+from gpurl.checkpoints.storage import is_url
+from gpurl.cluster.board import Board, FolderBoard
 from gpurl.cluster.schedule import Job, Result, Schedule, check_members
 from gpurl.errors import CheckpointError, GpurlError, UsageError
 from gpurl.run.interrupt import StopRequest
@@ -50,9 +51,19 @@ class Plan:
 
     @property
     def board(self) -> Path:
-        """The folder of the board, which several tournaments may share."""
+        """The folder of the board, which several tournaments may share; on other storage, that of
+        the copy for all nodes.
+        """
         chosen = self.settings.train.pbt_leaderboard
-        return Path(chosen).expanduser().absolute() if chosen else self.folder / BOARD
+        if not chosen or self.url:
+            return self.folder / BOARD
+        return Path(chosen).expanduser().absolute()
+
+    @property
+    def url(self) -> str:
+        """Where the board is on other storage, else ""."""
+        chosen = self.settings.train.pbt_leaderboard or ""
+        return chosen if is_url(chosen) else ""
 
     @property
     def capacity(self) -> int:
@@ -324,7 +335,7 @@ def train_population(
     with ExitStack() as cleanup:
         cleanup.enter_context(lock_run(plan.folder, "schedule"))
         schedule = open_schedule(plan)
-        Leaderboard(plan.board, plan.capacity)  # or an error
+        FolderBoard(str(plan.board), plan.capacity, plan.url)  # or an error
         population = len(schedule.members)
         slices = sum(len(member.slices) for member in schedule.members)
         say(

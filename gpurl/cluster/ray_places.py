@@ -125,7 +125,7 @@ class RayPlaces:
         self._say = say
         self._seat = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0)(Seat)
         board = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(BoardRows)
-        self._board = board.remote(self._folders[1], plan.capacity)
+        self._board = board.remote(self._folders[1], plan.capacity, plan.url)
         self._numbers = itertools.count()
         self._actors: dict[int, Any] = {}
         self._where: dict[int, str] = {}  # of those that are there

@@ -92,9 +92,9 @@ class TrainConfig:
     pbt_fraction: float = 0.25
     """Share of the population that counts as the worst, and as the best."""
     pbt_leaderboard: str | None = None
-    """Folder of a leaderboard, which several runs may share: members enter it and take over its
-    entries, good ones more often, in place of each other (pbt_rule and pbt_fraction then mean
-    nothing).
+    """Folder of a leaderboard, which several runs may share, or a URL of fsspec (s3://bucket/board):
+    members enter it and take over its entries, good ones more often, in place of each other
+    (pbt_rule and pbt_fraction then mean nothing).
     """
     pbt_resample: float = 0.25
     """Probability that a member takes a new value of a setting from its range, in place of 0.8 or

@@ -10,6 +10,7 @@ from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.bc import BC
 from gpurl.checkpoints.leaderboard import Leaderboard
+from gpurl.checkpoints.storage import is_url
 from gpurl.engine.choose import choose_engine, choose_population
 from gpurl.engine.determinism import nondeterminism_warning
 from gpurl.engine.eager import Eager
@@ -169,7 +170,11 @@ def make_population(
     if options:
         board = None
         if config.pbt_leaderboard is not None:
-            board = Leaderboard(absolute(config.pbt_leaderboard), 2 * len(algorithms))
+            place, capacity = config.pbt_leaderboard, 2 * len(algorithms)
+            if is_url(place):
+                board = Leaderboard.at_url(place, capacity)
+            else:
+                board = Leaderboard(absolute(place), capacity)
         engine.pbt = PopulationBasedTraining(options, engine.members, config.seed, board)
     engine.notes.append("; ".join((f"engine {engine.name}", *reasons)))
     if note := _image_note(first, env):

@@ -73,7 +73,7 @@ def drive(
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     schedule = open_schedule(plan)
-    board = FolderBoard(str(plan.board), plan.capacity)
+    board = FolderBoard(str(plan.board), plan.capacity, plan.url)
     said: list[str] = []
 
     def slice_of(job: Job, settings: Mapping[str, Any]) -> Result:

@@ -471,18 +471,22 @@ def test_the_schedule_of_something_else_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "canary").exists()
 
 
-def test_a_tournament_shares_its_leaderboard(tmp_path: Path) -> None:
-    """Two of them, one after the other: members of the second draw entries of the first."""
-    shared = str(tmp_path / "shared")
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_tournament_shares_its_leaderboard(scheme: str, tmp_path: Path) -> None:
+    """Two of them, one after the other: members of the second draw entries of the first. Also on
+    other storage, of which each has a copy in its folder.
+    """
+    shared = f"{scheme}{tmp_path / 'shared'}"
     first = plan_of(tmp_path / "a", is_tournament=True, pbt_leaderboard=shared)
     schedule, _, _ = drive(first)
-    names = {each.name for each in Leaderboard(Path(shared), 6).entries()}
+    names = {each.name for each in Leaderboard(tmp_path / "shared", 6).entries()}
     assert names == {f"{schedule.run}-{k}" for k in range(3)}
     second = plan_of(tmp_path / "b", is_tournament=True, pbt_leaderboard=shared, seed=50)
     other, _, places = drive(second)
     assert {job.source for job in places.jobs} & names
-    best = [each.score for each in Leaderboard(Path(shared), 6).entries()]
+    best = [each.score for each in Leaderboard(tmp_path / "shared", 6).entries()]
     assert len(best) <= 6
     assert best == sorted(best, reverse=True)
     assert latest_checkpoint(second.folder / "member_002") is not None
     assert other.is_done
+    assert (second.folder / "board" / "leaderboard.json").exists() == bool(scheme)

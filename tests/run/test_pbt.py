@@ -188,8 +188,12 @@ def test_a_killed_run_selects_the_same(tmp_path: Path) -> None:
     assert any(changed[0].values())
 
 
-def test_two_runs_share_a_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = SETTINGS | {"pbt_leaderboard": str(tmp_path / "board"), "eval_episodes": 0}
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_two_runs_share_a_leaderboard(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = f"{scheme}{tmp_path / 'board'}"
+    settings = SETTINGS | {"pbt_leaderboard": place, "eval_episodes": 0}
     small_run(tmp_path / "one", 4, **settings)
     first = Leaderboard(tmp_path / "board", 8).entries()
     assert 4 <= len(first) <= 8
