@@ -22,7 +22,7 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
 from gpurl.kernels.squash import squashed_backward_c, squashed_sample_c
 from gpurl.kernels.stack_batch_cpu import StackBatch
-from gpurl.kernels.stack_cpu import MAX_LAYERS, Layer
+from gpurl.kernels.stack_cpu import ACTIVATIONS, MAX_LAYERS, Layer
 from gpurl.kernels.td_gradient import q_target, td_gradient
 from gpurl.nn.mlp import Dense, Sequential
 
@@ -63,6 +63,8 @@ def _obstacle_in_network(network: Sequential) -> str:
             return f"has a layer {type(layer).__name__}, wanted plain dense layers"
         if layer.norm is not None:
             return "has layer_norm, wanted plain dense layers"
+        if layer.activation not in ACTIVATIONS:
+            return f"has activation {layer.activation}, wanted {', '.join(ACTIVATIONS[:-1])}"
         if layer.dtype is not None:
             return f"computes in {layer.dtype}, wanted float32"
     if len(layers) > MAX_LAYERS:

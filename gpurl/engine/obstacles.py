@@ -10,6 +10,7 @@ from torch.nn import ModuleList
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.ppo import PPO
 from gpurl.kernels import c_library
+from gpurl.kernels.actor_critic_cpu import ACTIVATIONS
 from gpurl.kernels.backend import host_sync_is_free, use_c, use_triton
 from gpurl.nn.actor_critic import ActorCritic
 from gpurl.nn.distributions import Categorical, Gaussian, Head
@@ -84,6 +85,8 @@ def policy_obstacle(algorithm: PPO, heads: tuple[type[Head], ...] = (Gaussian, C
         return "it computes policies without memory"
     if not network.config.is_plain:
         return "it does not know layer norms and residual blocks"
+    if network.config.activation not in ACTIVATIONS:
+        return f"it does not know activation {network.config.activation}"
     if type(algorithm.head) not in heads:
         return f"it does not know {type(algorithm.head).__name__} actions"
     if algorithm.head.variant:

@@ -258,7 +258,13 @@ def _margin(scores: Tensor) -> Tensor:
 # ---- torch's own layers with given values ----
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "elu": nn.ELU,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+}
 
 
 def chain(*modules: nn.Module) -> nn.Sequential:

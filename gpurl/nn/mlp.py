@@ -22,6 +22,7 @@ from gpurl.checks import Choices, check_choices
 from gpurl.errors import UsageError, first_line
 from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.stack_cpu import ACTIVATIONS as IN_C
 from gpurl.kernels.stack_cpu import MAX_LAYERS, StackCpu
 from gpurl.nn.acting import Sum, activations, chain, linear, member_of, row_of, with_values
 
@@ -33,8 +34,11 @@ ACTIVATE = {
     "none": lambda z: z,
     "tanh": torch.tanh_,
     "elu": functional.elu_,
-    "relu": torch.relu_,
-}  # in place
+    "relu": torch.relu_,  # these three in place
+    # their derivatives are no functions of their results
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+}
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,14 @@ class BodyConfig:
     """Shape of the hidden layers of a network."""
 
     choices: ClassVar[Choices] = {
-        "activation": ("tanh", "elu", "relu"),
+        "activation": ("tanh", "elu", "relu", "silu", "gelu"),
         "body": ("mlp", "simba", "bro"),
     }
 
     hidden: tuple[int, ...] = (256, 256)
     """Units of the hidden layers. For simba and bro of the residual blocks, all alike."""
     activation: str = "relu"
-    """tanh, elu or relu; simba and bro always have relu."""
+    """tanh, elu or relu, which fast kernels know, silu or gelu; simba and bro always have relu."""
     layer_norm: bool = False
     """Normalise every hidden layer before its activation (mlp)."""
     body: str = "mlp"
@@ -271,7 +275,7 @@ def _in_runs(layers: Iterable[Layer]) -> list[Layer | _Run]:
     runs: list[Layer | _Run] = []
     for layer in flat:
         last = runs[-1] if runs else None
-        if type(layer) is not Dense or layer.norm is not None:
+        if type(layer) is not Dense or layer.norm is not None or layer.activation not in IN_C:
             runs.append(layer)
         elif isinstance(last, _Run) and len(last.layers) < MAX_LAYERS:
             last.layers.append(layer)

@@ -276,6 +276,7 @@ Q_OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
     ("dqn", {"network": {"heads": 2}}, "network has a layer ExpandToHeads, "),
     ("dqn", {"network": {"action_embedding": 2}}, "network has a layer ActionEmbedding, "),
     ("dqn", {"network": {"layer_norm": True}}, "network has layer_norm, "),
+    ("dqn", {"network": {"activation": "gelu"}}, "network has activation gelu, "),
     ("rainbow", {}, "it knows critics of one number and their TD loss only, atoms is 51"),
     ("sac", {"atoms": 5}, "it knows critics of one number and their TD loss only, atoms is 5"),
     (

@@ -181,6 +181,8 @@ def test_what_the_kernel_does_not_know_is_named() -> None:
     for shape in ({"layer_norm": True}, {"body": "simba"}):
         obstacle = cpu_ppo_obstacle(made(network=NetworkConfig(**shape)))
         assert obstacle == "it does not know layer norms and residual blocks"
+    smooth = NetworkConfig(activation="silu")
+    assert cpu_ppo_obstacle(made(network=smooth)) == "it does not know activation silu"
     deep = NetworkConfig(hidden=(2,) * 40)
     expected = "it computes up to 64 hidden layers, this network has 80"
     assert cpu_ppo_obstacle(made(network=deep)) == expected

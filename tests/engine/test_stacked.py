@@ -119,6 +119,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("ppo", "pendulum", {"network": {"memory": "gru", "memory_size": 8}}),
     ("ppo", "pendulum", {"network": {"memory": "lstm", "memory_size": 8}}),
     ("ppo", WALK, {"network": {"hidden": [8, 8], "layer_norm": True}}),
+    ("ppo", WALK, {"network": {"hidden": [8, 8], "activation": "silu"}}),
+    ("ppo", WALK, {"network": {"hidden": [8, 8], "activation": "gelu"}}),
     ("ppo", PIXELS, {"network": {"hidden": [8], "body": "bro", "encoder": "impala"}}),
     ("ppo", "tests.tiny_envs:HiddenAlternating", {}),
     ("tests.engine.test_stacked:OwnLoss", WALK, {}),

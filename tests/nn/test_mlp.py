@@ -22,6 +22,8 @@ BODIES = [
     {"hidden": (5, 6), "activation": "tanh"},
     {"hidden": (5,), "activation": "elu", "layer_norm": True},
     {"hidden": (5, 6), "layer_norm": True},
+    {"hidden": (5, 6), "activation": "silu"},
+    {"hidden": (5, 6), "activation": "gelu"},
     {"hidden": (6, 6), "body": "simba"},
     {"hidden": (6,), "body": "bro"},
 ]
@@ -41,9 +43,14 @@ def dense(
     z = functional.linear(x, weight, bias)
     if norm is not None:
         z = functional.layer_norm(z, z.shape[-1:], *norm)
-    return {"none": lambda y: y, "relu": torch.relu, "tanh": torch.tanh, "elu": functional.elu}[
-        activation
-    ](z)
+    return {
+        "none": lambda y: y,
+        "relu": torch.relu,
+        "tanh": torch.tanh,
+        "elu": functional.elu,
+        "silu": lambda y: y * torch.sigmoid(y),
+        "gelu": lambda y: y * torch.special.ndtr(y),
+    }[activation](z)
 
 
 def member_output(config: dict[str, Any], parameters: list[Tensor], x: Tensor) -> Tensor:
@@ -266,6 +273,8 @@ FUNCTORCH_BODIES = [
     {"hidden": (8, 8), "activation": "tanh"},
     {"hidden": (8,), "activation": "elu", "layer_norm": True},
     {"hidden": (8, 8), "body": "simba"},
+    {"hidden": (8, 8), "activation": "silu"},
+    {"hidden": (8,), "activation": "gelu"},
 ]
 
 

@@ -42,7 +42,7 @@ CHOSEN = {  # what such a field may be; all others are drawn by their type
     "policy_delay": [1, 2],
     "num_critics": [2, 10],
     "target_subset": [1, 2],
-    "activation": ["tanh", "elu", "relu"],
+    "activation": ["tanh", "elu", "relu", "silu", "gelu"],
     "memory": ["none", "gru", "lstm", "mingru"],
     "storage": ["float32", "bfloat16"],
 }
