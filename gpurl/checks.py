@@ -32,7 +32,9 @@ def choices_of(kind: type) -> Choices:
 def check_choices(config: object) -> None:
     """UsageError for a field of `config` that is none of its `choices`."""
     for name, known in choices_of(type(config)).items():
-        if (value := getattr(config, name)) not in known:
+        value = getattr(config, name)
+        is_module = name in getattr(config, "may_be_modules", ()) and ":" in str(value)
+        if value not in known and not is_module:
             # all of them follow, so only a slip of the keyboard is worth a guess
             guess = did_you_mean(str(value), known, cutoff=0.75)
             raise UsageError(f"{name} is {value!r}; {guess}it must be one of {', '.join(known)}")

@@ -124,11 +124,12 @@ class Policy:
         normalizer = algorithm.normalizer
         space = algorithm.observation_space
         module: PolicyModule
-        if algorithm.reads_bytes or isinstance(space, GroupedBox):
+        takes_groups = algorithm.takes_groups()
+        if takes_groups or algorithm.reads_bytes or isinstance(space, GroupedBox):
             groups = algorithm.groups
             num_floats = groups.num_floats if algorithm.reads_bytes else algorithm.num_inputs
             copied = None if normalizer is None else normalizer.to_torch(num_floats)
-            module = GroupedPolicyModule(groups, algorithm.takes_groups(), copied, actor)
+            module = GroupedPolicyModule(groups, takes_groups, copied, actor)
         else:
             copied = None if normalizer is None else normalizer.to_torch(algorithm.num_inputs)
             kind = PolicyModule if actor.memory is None else RecurrentPolicyModule

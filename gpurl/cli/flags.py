@@ -13,6 +13,8 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from gpurl.checks import MAX_INTEGER
 from gpurl.errors import UsageError, did_you_mean
 
+MODULE = "MODULE:CLASS"  # among choices: one of the user's own
+
 
 def check_flags(
     words: list[str],
@@ -105,7 +107,7 @@ def _check_value(flag: str, word: str, kind: object) -> None:
         return
     if typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
-        if word not in choices:
+        if word not in choices and not (MODULE in choices and ":" in word):
             guess = did_you_mean(word, choices, cutoff=0.75)
             raise UsageError(f"{flag} is {word!r}; {guess}it must be one of {', '.join(choices)}")
     for number, convert in NUMBERS.items():

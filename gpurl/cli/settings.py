@@ -3,6 +3,7 @@ settings, by tyro and a dataclass of everything that can be set.
 """
 
 import dataclasses
+import itertools
 import re
 import sys
 import typing
@@ -16,7 +17,7 @@ import tyro
 from gpurl.algorithms import config_class, resolve_algorithm
 from gpurl.checks import Choices, check_choices, choices_of
 from gpurl.cli.env_options import members_class, options_class, ranges_class
-from gpurl.cli.flags import WHOLE_NUMBERS, check_flags, check_known_flags, flag_name
+from gpurl.cli.flags import MODULE, WHOLE_NUMBERS, check_flags, check_known_flags, flag_name
 from gpurl.cli.names_page import HELP, names_page
 from gpurl.discovery import algorithm_names
 from gpurl.envs.registry import check_options, resolve_env
@@ -370,16 +371,19 @@ def _names(
     return algorithm, env
 
 
-def _with_network(flags: list[str], has_trunk: bool) -> list[str]:
-    """`--network cnn` and `--network impala` as network.encoder, another `--network` as
-    network.trunk where there is one.
+def _with_network(flags: list[str], kinds: Mapping[str, object]) -> list[str]:
+    """`--network cnn`, `--network impala` and modules as network.encoder, also of actors and
+    critics; modules as network.trunk where there is one.
     """
     named = list(flags)
-    for place, word in enumerate(flags):
-        if word == "--network":
-            is_encoder = flags[place + 1 : place + 2] and flags[place + 1] in CONVOLUTIONAL
-            if is_encoder or has_trunk:
-                named[place] = "--network.encoder" if is_encoder else "--network.trunk"
+    for place, (word, value) in enumerate(itertools.pairwise((*flags, ""))):
+        if word not in ("--network", "--actor-network", "--critic-network"):
+            continue
+        trunk, encoder = f"{word}.trunk", f"{word}.encoder"
+        if trunk[2:] in kinds and value not in CONVOLUTIONAL:
+            named[place] = trunk
+        elif encoder[2:] in kinds and (value in CONVOLUTIONAL or ":" in value):
+            named[place] = encoder
     return named
 
 
@@ -396,8 +400,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str, of_command: obj
     _refuse_other_names(flags, kinds)
     _refuse_memory(flags, base.algorithm, kinds)
     _refuse_unknown_options(flags, base.env, {item.name for item in dataclasses.fields(options)})
-    if "network.encoder" in kinds:
-        flags = _with_network(flags, has_trunk="network.trunk" in kinds)
+    flags = _with_network(flags, kinds)
 
     # one dataclass of all settings, with `base` as its defaults
     all_settings = dataclasses.make_dataclass(
@@ -536,7 +539,7 @@ def _as_flags(words: list[str], kinds: dict[str, object]) -> list[str]:
 
 def _kinds(config: type, group: str = "") -> dict[str, object]:
     """{name in the form of `flag_name`: type} of all settings of a dataclass, nested ones too; one
-    of known values has a Literal of them.
+    of known values has a Literal of them, with MODULE where it may be a module.
     """
     kinds: dict[str, object] = {}
     choices = choices_of(config)
@@ -549,7 +552,8 @@ def _kinds(config: type, group: str = "") -> dict[str, object]:
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             kinds |= _kinds(hint, f"{flag}.")
         elif name in choices:
-            kinds[flag] = typing.Literal[choices[name]]
+            others = (MODULE,) if name in getattr(config, "may_be_modules", ()) else ()
+            kinds[flag] = typing.Literal[choices[name] + others]
         elif typing.get_origin(hint) is not ClassVar:
             kinds[flag] = hint
     return kinds

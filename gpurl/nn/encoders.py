@@ -38,16 +38,18 @@ class EncoderConfig(BodyConfig):
     """Shape of the hidden layers, and of what encodes observations before them."""
 
     choices: ClassVar[Choices] = {"encoder": ("auto", "none", *CONVOLUTIONAL)}
+    may_be_modules: ClassVar[tuple[str, ...]] = ("encoder",)
 
     encoder: str = "auto"
-    """What reads images before the hidden layers: cnn (the convolutions of Mnih et al. 2015),
-    impala (the residual ones of Espeholt et al. 2018), none (flattened); auto is cnn for uint8
-    observations of 3 or 4 axes, none for others.
+    """What reads observations before the hidden layers: cnn (the convolutions of Mnih et al. 2015)
+    or impala (the residual ones of Espeholt et al. 2018) for images, none (flattened); auto is cnn
+    for uint8 observations of 3 or 4 axes, none for others. Or a module of your own,
+    my_project.nets:MyEncoder, made with the shape of an observation: it takes [B, *shape], bytes
+    scaled to [0, 1], and gives features [B, F].
     """
     encoders: dict[str, str] = field(default_factory=dict)
     """Encoders of groups of a Dict observation by their names, instead of `encoder`: cnn, impala,
-    none, or a module of your own, my_project.nets:MyEncoder, made with the shape of the group: it
-    takes [B, *group] and gives features [B, F].
+    none, or a module of your own, made with the shape of the group.
     """
 
 
@@ -76,6 +78,13 @@ def choose_encoders(space: Box, config: EncoderConfig) -> dict[str, str]:
                 f"network.encoders has {name!r}, the observation has {known}; "
                 f"{did_you_mean(name, names)}".rstrip("; ")
             )
+    is_named = isinstance(space, GroupedBox) and len(config.encoders) < len(names)
+    if is_named and ":" in config.encoder:
+        raise UsageError(
+            f"network.encoder {config.encoder} reads one tensor, the observation has "
+            f"{', '.join(names)}: name an encoder for each, network.encoders {names[0]} "
+            f"{config.encoder}"
+        )
     kinds = {group.name: _kind(group, config) for group in groups}
     if config.encoder in CONVOLUTIONAL and not any(group.is_image for group in groups):
         raise UsageError(
@@ -97,6 +106,8 @@ def choose_encoders(space: Box, config: EncoderConfig) -> dict[str, str]:
 def _kind(group: Group, config: EncoderConfig) -> str:
     if group.name in config.encoders:
         return config.encoders[group.name]
+    if ":" in config.encoder:
+        return config.encoder
     if not group.is_image:
         return "none"
     if config.encoder != "auto":

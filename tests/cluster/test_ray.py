@@ -119,9 +119,11 @@ def wait_for(condition: Any, process: "subprocess.Popen[str]", seconds: float = 
 
 
 def check_trained(
-    folder: Path, output: str, slices: int, members: int = MEMBERS
+    folder: Path, output: str, slices: int, members: int = MEMBERS, may_stay: bool = False
 ) -> list[dict[str, Any]]:
-    """All members have done their slices, and can be loaded; returns their rows."""
+    """All members have done their slices, and can be loaded; returns their rows. Where nobody waits,
+    it depends on who finished first whether one went on from another.
+    """
     assert f"{members} members, {members} of them live" in output
     rows = json.loads((folder / FILE).read_text())["members"]
     assert [len(row["slices"]) for row in rows] == [slices] * members
@@ -129,7 +131,7 @@ def check_trained(
         assert row["slices"][-1]["steps"] >= slices * EVERY
     for k in range(members):
         assert load_checkpoint(folder / f"member_{k:03d}")[1]["step"] >= slices * EVERY
-    assert any(each["source"] for row in rows for each in row["slices"])
+    assert any(each["source"] for row in rows for each in row["slices"]) or may_stay
     return rows
 
 
@@ -143,9 +145,7 @@ def test_the_cluster_is_of_this_machine_alone(head: Any) -> None:
 
 
 @pytest.mark.parametrize("env", ["pendulum", "chasing"])
-def test_members_take_over_better_ones_and_a_killed_one_recovers(
-    env: str, cluster: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_killed_member_recovers(env: str, cluster: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "plan"
     driver = start(words("pbt", env, folder, 2), **cluster)
     # kill the process of a member that trains its second slice
@@ -166,7 +166,7 @@ def test_members_take_over_better_ones_and_a_killed_one_recovers(
     assert f"{MEMBERS} members, room for 2 at a time (1 CPU each): they take turns" in output
     assert f"process {process} on 127.0.0.1 has ended" in output
     assert "another process goes on with it" in output
-    check_trained(folder, output, 2)
+    check_trained(folder, output, 2, may_stay=True)
 
 
 @pytest.mark.parametrize("env", ["pendulum", "chasing"])

@@ -76,6 +76,17 @@ class Mixed(nn.Module):
         return self.body(x).squeeze(0)
 
 
+class Rows(nn.Module):
+    """An encoder of numbers."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(shape[0], 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x, torch.sin(self.linear(x))), dim=1)
+
+
 class Fourier(nn.Module):
     """A trunk with an operation that ONNX lacks."""
 

@@ -24,6 +24,7 @@ GRU = {"hidden": [8], "memory": "gru", "memory_size": 6}
 NORMAL = {"normalize_obs": True}
 
 # name of the case -> (algorithm, environment, settings)
+ROWS = {"hidden": [8], "encoder": f"{OWN}:Rows"}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo": ("ppo", "pendulum", {}),
     "ppo_raw": ("ppo", WALK, {"normalize_obs": False}),
@@ -65,6 +66,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "pqn_cnn": ("pqn", "catch", {}),
     "sac_groups": ("sac", f"{SEEN}:Pointing", {"normalize_obs": True}),
     "td3_groups": ("td3", f"{SEEN}:Pointing", {}),
+    "sac_rows": ("sac", "pendulum", NORMAL | dict(actor_network=ROWS, critic_network=ROWS)),
+    "td3_rows": ("td3", "pendulum", dict(actor_network=ROWS, critic_network=ROWS)),
+    "dqn_rows": ("dqn", "cart_pole", {"network": ROWS, "num_critics": 2}),
+    "ppo_rows": ("ppo", WALK, {"network": ROWS}),
+    "bc_rows": ("bc", "pendulum", {"actor_network": ROWS}),
     "sac_discrete_cnn": ("sac", "catch", {}),
     "dqn_groups": ("dqn", f"{SEEN}:Seen", {"normalize_obs": True, "num_critics": 2}),
     "ppo_own_trunk": ("ppo", WALK, {"network": {"trunk": f"{OWN}:Mixed", "shared": True}}),

@@ -1,5 +1,6 @@
 """Encoders of images and of named observations: shapes, which pixel goes where, what is refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gpurl.algorithms.bc import StudentConfig
 from gpurl.algorithms.ppo import PPO
 from gpurl.api import train
 from gpurl.buffers.minibatches import PackedRows
+from gpurl.cli.main import main
 from gpurl.engine.eager import Eager
 from gpurl.engine.obstacles import policy_obstacle
 from gpurl.envs.observation_groups import GroupedBox
@@ -33,6 +35,7 @@ from gpurl.nn.mlp import Dense
 from gpurl.policy import load
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
+from tests.export.own import Rows
 from tests.small_runs import small_settings
 
 ENVS = "tests.picture_envs"
@@ -161,6 +164,74 @@ def test_own_encoders_by_name() -> None:
     features = Encoder(1, space, config)(obs)[0]
     torch.testing.assert_close(features[:, :2], parts["speed"])
     torch.testing.assert_close(features[:, 2:], parts["camera"].float().mean((1, 2)) / 255.0)
+
+
+OWN = "tests.export.own:Rows"
+
+
+def test_an_own_encoder_of_numbers() -> None:
+    """Each member's is its own."""
+    space = make_env("pendulum", 4).single_observation_space
+    assert isinstance(space, Box)
+    encoder = Encoder(2, space, EncoderConfig(encoder=OWN))
+    rows = torch.randn(5, 3)
+    first, second = features = encoder(rows)
+    assert features.shape == (2, 5, 9)
+    assert torch.equal(features[..., :3], rows.expand(2, -1, -1))
+    assert not torch.equal(first, second)
+    weight, bias = encoder.members[1].parameters()
+    torch.testing.assert_close(second[:, 3:], torch.sin(rows @ weight.T + bias))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "flags"),
+    [
+        ("sac", "pendulum", ["--actor-network", OWN, "--critic-network", OWN]),
+        ("td3", "pendulum", ["--critic-network", OWN]),
+        ("dqn", "cart_pole", ["--network", OWN]),
+        ("ppo", "pendulum", ["--network.encoder", OWN]),
+    ],
+)
+def test_an_own_encoder_is_trained(
+    algorithm: str, env: str, flags: list[str], tmp_path: Path
+) -> None:
+    words = ["num_envs=8", "horizon=4", "total_steps=64", "device=cpu", "eval_episodes=0"]
+    words += [f"run_dir={tmp_path / 'run'}", "quiet=true", "preset=none"]
+    words += ["minibatches=1"] if algorithm == "ppo" else ["batch_size=8", "learning_starts=16"]
+    assert main(["train", algorithm, env, *words, *flags]) == 0
+    trained = load(tmp_path / "run").algorithm
+    modules = [each for each in trained.modules() if isinstance(each, Rows)]
+    assert len(modules) == {"sac": 3, "td3": 2, "dqn": 2, "ppo": 2}[algorithm]  # with targets
+    # both are learned, and go on where they were
+    again = ["train", "--resume", str(tmp_path / "run"), "total_steps=96", "quiet=true"]
+    assert main(again) == 0
+    before = {name: value.clone() for name, value in trained.state_dict().items()}
+    after = load(tmp_path / "run", best=False).algorithm.state_dict()
+    moved = [name for name in before if "linear.weight" in name]
+    assert moved
+    assert all(bool((after[name] != before[name]).any()) for name in moved)
+
+
+@pytest.mark.parametrize(
+    ("env", "encoder", "named"),
+    [
+        (
+            "pendulum",
+            "cmn",
+            "encoder is 'cmn'; it must be one of auto, none, cnn, impala, MODULE:CLASS",
+        ),
+        ("pendulum", "tests.export.own:Nothing", "tests.export.own"),
+        (f"{ENVS}:Seen", OWN, r"reads one tensor, .*: name an encoder for each, network.encoders"),
+    ],
+)
+def test_wrong_encoders_are_named(
+    env: str, encoder: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--network.encoder", encoder, "total_steps=64", "num_envs=4", "device=cpu"]
+    assert main(["train", "ppo", env, *words]) == 2
+    said = capsys.readouterr().err
+    assert re.search(named, said)
+    assert "╭" not in said
 
 
 def make(name: str, env: str, **settings: Any) -> Algorithm:
