@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
@@ -132,11 +133,13 @@ def advice(env: VecEnv) -> list[str]:
 
 
 def _image_note(env: VecEnv) -> Iterator[str]:
-    shape = env.single_observation_space.shape or ()
-    if len(shape) - (env.num_agents > 1) == 3:
+    space = env.single_observation_space
+    shape = space.shape or ()
+    is_read_as_image = space.dtype == np.uint8 and env.num_agents == 1
+    if len(shape) - (env.num_agents > 1) == 3 and not is_read_as_image:
         yield (
-            f"observations of shape {shape} look like images; a multilayer perceptron reads them "
-            f"as a row of {math.prod(shape):,} numbers: --network chooses what reads them "
+            f"observations of shape {shape} look like images; they are flattened into rows of "
+            f"{math.prod(shape):,} numbers: convolutions read uint8 ones, of one agent "
             f"(docs/algorithms.md)"
         )
 

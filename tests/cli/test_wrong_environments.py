@@ -689,11 +689,11 @@ NOTES: dict[str, tuple[str, Changes, str]] = {
     "images": (
         TASK,
         (
-            ("Box(-10.0, 10.0, (2,), np.float32)", "Box(0, 255, (3, 16, 16), np.uint8)"),
-            (STACK, "torch.zeros(self.num_envs, 3, 16, 16, dtype=torch.uint8, device=self.device)"),
+            ("Box(-10.0, 10.0, (2,), np.float32)", "Box(0, 1, (3, 16, 16), np.float32)"),
+            (STACK, "torch.zeros(self.num_envs, 3, 16, 16, device=self.device)"),
         ),
-        "observations of shape (3, 16, 16) look like images; a multilayer perceptron reads them as "
-        "a row of 768 numbers: --network chooses",
+        "observations of shape (3, 16, 16) look like images; they are flattened into rows of 768 "
+        "numbers: convolutions read uint8 ones",
     ),
     "misspelt option": (
         MUJOCO,
@@ -760,6 +760,16 @@ def test_what_only_makes_trouble_is_a_note(
     assert note.startswith("note: ")
     assert message in note
     assert verdict == "my_wrong_env: keeps the contract"
+
+
+def test_images_that_convolutions_read_need_no_note(
+    module: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = ("Box(-10.0, 10.0, (2,), np.float32)", "Box(0, 255, (3, 16, 16), np.uint8)")
+    zeros = "torch.zeros(self.num_envs, 3, 16, 16, dtype=torch.uint8, device=self.device)"
+    write(module, TASK, (space, (STACK, zeros)))
+    assert main(["check-env", "my_wrong_env", "--steps", "24"]) == 0
+    assert capsys.readouterr().out == "my_wrong_env: keeps the contract\n"
 
 
 def test_later_checks_are_counted(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
