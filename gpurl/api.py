@@ -399,7 +399,7 @@ def evaluate_run(
     member: int | str | None = None,
 ) -> dict[str, float]:
     """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation
-    and length.
+    and length, and `step`, the environment steps that the policy was trained for.
 
     seed: of the environments, by default one that no evaluation of a training uses. env: as `train`
     takes it, for another task than that of the training or one that its name cannot make;
@@ -425,7 +425,8 @@ def evaluate_run(
     try:
         _check_spaces(policy.algorithm, made, name)
         act, policy_state = policy.player(made.num_envs)
-        return evaluate(act, made, episodes, policy_state, seed)
+        values = evaluate(act, made, episodes, policy_state, seed)
+        return {"step": float(policy.step), **values}
     finally:
         if instance is None:
             made.close()

@@ -360,7 +360,8 @@ def evaluate(
     note = f"; {skipped:.0f} gave NaN or infinity and were skipped" if skipped else ""
     print(
         f"return {spread(values, 3)}, length {values['eval/mean_ep_length']:.1f}, "
-        f"{counted(int(values['eval/episodes']), 'episode')}{note}"
+        f"{counted(int(values['eval/episodes']), 'episode')}{note}; "
+        f"policy of step {values['step']:,.0f}"
     )
     return 0
 
@@ -566,6 +567,8 @@ def runs(
     elif json:
         for run in chosen:
             print_json(as_json(run))
+    elif not chosen:
+        print(f"no run in {root}{' matches the filter' if filter else ''}")
     else:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         print(run_table(chosen, shutil.get_terminal_size().columns if is_terminal else None))

@@ -242,7 +242,7 @@ def _draw_limits(axes: "Axes", rows: list[Row]) -> None:
         kind = row["case"].removeprefix(LIMIT_CASE)
         axes.axhline(
             float(row["value"]),
-            label=f"limit: {kind}, {row['precision']}",
+            label=f"limit of training: {kind}, {row['precision']}",
             color="#666666",
             linestyle=DASHES[1 + number % (len(DASHES) - 1)],
             linewidth=1.2,

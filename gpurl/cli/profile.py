@@ -143,6 +143,8 @@ def profile(
         raise UsageError(
             "profile measures one part of an iteration after the other: leave out asynchronous"
         )
+    if config.run_dir is not None:
+        raise UsageError("profile makes no run: --out is its folder, leave out run_dir")
     if iterations < 1:
         raise UsageError(f"iterations must be at least 1, got {iterations}")
     if warm_up < min_warm_up:

@@ -125,6 +125,7 @@ def test_envs_lists_every_env_file_with_its_spaces(
         monkeypatch.setenv("COLUMNS", width)
         assert main(["envs"]) == 0
         text = capsys.readouterr().out
+        assert width == "60" or "[...]" not in text  # no sentence is cut
         rows[width] = {
             line.split()[0].partition(":")[0]: line
             for line in text.splitlines()
@@ -434,15 +435,19 @@ def test_resume_takes_the_saved_settings_and_goes_on(
 
 
 def test_eval_prints_the_evaluation(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from gpurl.api import evaluate_run
+    from gpurl.api import evaluate_run, load
 
     assert main(["eval", str(run_folder), "--episodes", "6", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
-    assert out.endswith(", length 200.0, 6 episodes\n")
+    best = load(run_folder).step
+    assert out.endswith(f", length 200.0, 6 episodes; policy of step {best:,}\n")
     assert out.startswith(f"return {evaluate_run(run_folder, 6, 'cpu')['eval/mean_reward']:.3f} ± ")
     assert main(["eval", str(run_folder), "--episodes", "6", "--latest"]) == 0
-    latest = evaluate_run(run_folder, 6, "cpu", best=False)["eval/mean_reward"]
-    assert capsys.readouterr().out.startswith(f"return {latest:.3f} ± ")
+    latest = evaluate_run(run_folder, 6, "cpu", best=False)
+    assert latest["step"] == load(run_folder, best=False).step
+    out = capsys.readouterr().out
+    assert out.startswith(f"return {latest['eval/mean_reward']:.3f} ± ")
+    assert out.endswith(f"; policy of step {latest['step']:,.0f}\n")
 
 
 def test_eval_plays_elsewhere(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -733,6 +738,7 @@ def test_eval_reports_skipped_episodes(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = {
+        "step": 1024.0,
         "eval/mean_reward": 1.0,
         "eval/std_reward": 0.0,
         "eval/mean_ep_length": 3.0,
@@ -742,9 +748,9 @@ def test_eval_reports_skipped_episodes(
         "gpurl.api.evaluate_run", lambda *_, **__: {**values, "eval/non_finite_episodes": 2.0}
     )
     assert main(["eval", str(run_folder)]) == 0
-    assert (
-        capsys.readouterr().out
-        == "return 1.000 ± 0.000, length 3.0, 6 episodes; 2 gave NaN or infinity and were skipped\n"
+    assert capsys.readouterr().out == (
+        "return 1.000 ± 0.000, length 3.0, 6 episodes; 2 gave NaN or infinity and were skipped; "
+        "policy of step 1,024\n"
     )
 
 

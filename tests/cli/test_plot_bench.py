@@ -117,7 +117,7 @@ def test_lines_are_labelled_at_their_ends_without_overlaps(
     assert axes.get_legend() is None
     texts = {text.get_text(): text for text in axes.texts}
     assert "training, horizon 32 8.19k" in texts
-    assert "limit: arithmetic, float32 500k" in texts
+    assert "limit of training: arithmetic, float32 500k" in texts
     boxes = sorted(
         (text.get_window_extent() for text in texts.values()), key=lambda box: float(box.y0)
     )
@@ -129,7 +129,7 @@ def test_lines_are_labelled_at_their_ends_without_overlaps(
     assert max(box.x1 for box in boxes) < bars.get_tightbbox().x0
     # unless two lines end together, a label is at the height of its line
     end = axes.transData.transform((64.0, 5e5))[1]
-    box = texts["limit: arithmetic, float32 500k"].get_window_extent()
+    box = texts["limit of training: arithmetic, float32 500k"].get_window_extent()
     assert box.y0 < end < box.y1
 
 
@@ -193,7 +193,7 @@ def test_the_limit_is_that_of_the_precision_of_the_training(
 ) -> None:
     lines = curves(drawn(results, monkeypatch)[0])
     limits = {name: points[0][1] for name, points in lines.items() if name.startswith("limit")}
-    assert limits == {"limit: arithmetic, float32": 5e5}
+    assert limits == {"limit of training: arithmetic, float32": 5e5}
 
 
 def test_the_command_writes_beside_the_numbers_or_elsewhere(

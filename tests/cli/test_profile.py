@@ -133,6 +133,7 @@ def test_the_profiled_steps_are_counted_and_no_others(tmp_path: Path) -> None:
         (["ppo", "chasing", "--iterations=0"], "iterations must be at least 1, got 0"),
         (["ppo", "chasing", "--asynchronous"], "leave out asynchronous"),
         (["ppo", "chasing", "--warm-up", "-1"], "warm_up must be at least 0, got -1"),
+        (["ppo", "chasing", "--run-dir", "mine"], "--out is its folder, leave out run_dir"),
         (["--resume", "a_run"], "an algorithm and an environment are needed"),
     ],
 )

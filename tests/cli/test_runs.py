@@ -101,6 +101,14 @@ def some_entries() -> list[RunEntry]:
     return [first, RunEntry(Path("b"), "mine", "half_cheetah", "flash_sac", 5, reason=reason)]
 
 
+def test_a_table_of_no_runs_says_so(root: Path, capsys: Any) -> None:
+    assert main(["runs", str(root / "no_run")]) == 0
+    assert capsys.readouterr().out == f"no run in {root / 'no_run'}\n"
+    assert main(["runs", str(root), "--filter", "env=hopper"]) == 0
+    assert capsys.readouterr().out == f"no run in {root} matches the filter\n"
+    assert listed(capsys, root, "--filter", "env=hopper") == []
+
+
 @pytest.mark.parametrize("width", range(20, 260, 3))
 def test_the_table_fits_the_terminal(width: int) -> None:
     """No line is wider, each run has one, and columns go in the order of DROPPED."""
