@@ -15,6 +15,7 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing torch, gpurl and what a developer needs into $(VENV): two to five minutes, mostly of downloads"
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,mujoco]'
 	touch $@

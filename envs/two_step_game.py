@@ -1,5 +1,6 @@
-"""The two-step game of QMIX: the first action of agent 1 chooses one of two matrix games, which
-both agents then play; the better one requires coordination.
+"""TwoStepGame: agent 1 chooses one of two matrix games, then two agents play it together.
+
+The better of the two requires coordination.
 
 Source: Rashid et al., "QMIX: monotonic value function factorisation for deep multi-agent
 reinforcement learning" (2018), "Two-step game".
