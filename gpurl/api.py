@@ -275,13 +275,15 @@ def run(
         # train, then compare with the scripted policy and draw the curve
         if not is_first:
             return Run(trainer.folder, _run_silently(trainer), {}, rank=ranks.index)
+        folder = trainer.folder if home is None else trainer.folder.relative_to(home)
+        if parts is None and config.run_dir is None:  # for who looks while it trains
+            trainer.engine.notes.append(f"logs to {folder}")
         outcome = _run_logged(trainer, is_resumed=parts is not None)
         baseline = {}
         if draws and eval_env is not None:
             baseline = _scripted_baseline(outcome, eval_env, config)
         if draws:
             _draw_curve(trainer.folder, baseline)
-        folder = trainer.folder if home is None else trainer.folder.relative_to(home)
         return Run(folder, outcome, baseline)
 
 

@@ -37,6 +37,22 @@ def test_a_run_too_short_to_learn_gets_a_warning(
     assert "train/critic_loss" in (tmp_path / "long" / "metrics.jsonl").read_text()
 
 
+def test_where_a_run_logs_is_said_before_it_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the user gave no folder: as it is given to other commands, relative to this one."""
+    monkeypatch.chdir(tmp_path)
+    settings = SMALL | small_settings("ppo") | {"total_steps": 32}
+    run = train("ppo", "cart_pole", **settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert run.folder.parent == Path("runs/cart_pole/ppo")
+    where = lines.index(f"logs to {run.folder}")
+    assert where < min(number for number, line in enumerate(lines) if "steps, 100.0 %" in line)
+    resume(run.folder, total_steps=64)
+    train("ppo", "cart_pole", run_dir="mine", **settings)
+    assert "logs to" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_resume_reports_that_its_replay_buffer_is_filled_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: bool
