@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, Json, append_regular, edit_regular
+from gpurl.run.metric_help import METRIC_HELP
 from gpurl.run.trackers.process import Trackers
 from gpurl.run.trackers.tracker import flat
 
@@ -176,15 +177,23 @@ class _EventFile:
     def __init__(self, folder: Path, purge_step: int) -> None:
         self._purge_step = purge_step
         self._has_header = False
+        self._described: set[str] = set()  # tags
         # TensorBoard reads the files of a run in the order of their names: hence microseconds
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = _AppendFile(folder / name)
 
     def write_scalars(self, step: int, wall_time: float, values: dict[str, float]) -> None:
         """All scalars in one event, which takes a tenth of the time of one event each."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, Summary
+        from tensorboard.plugins.scalar.metadata import create_summary_metadata
 
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        for scalar in scalars:  # TensorBoard reads the description in a tag's first event only
+            if scalar.tag in METRIC_HELP and scalar.tag not in self._described:
+                metadata = create_summary_metadata("", METRIC_HELP[scalar.tag])
+                metadata.data_class = DATA_CLASS_SCALAR  # its fast reader drops others' metadata
+                scalar.metadata.CopyFrom(metadata)
+                self._described.add(scalar.tag)
         self._write(step, wall_time, Summary(value=scalars))
 
     def write_text(self, step: int, wall_time: float, tag: str, text: str) -> None:

@@ -21,10 +21,15 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import api_pb2, backend_context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
+from gpurl.api import train
 from gpurl.run import logger as module
 from gpurl.run.logger import ALIASES, NON_FINITE, Logger, in_style
+from tests.small_runs import OFF_POLICY, small_settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+TASKS = {"vdn": "two_step_game"} | dict.fromkeys(
+    ("dqn", "rainbow", "discrete_sac", "pqn"), "cart_pole"
+)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -48,6 +53,18 @@ def events(folder: Path) -> EventAccumulator:
 
 def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events(folder).Scalars(tag)]
+
+
+@pytest.mark.parametrize("algorithm", [*OFF_POLICY, "ppo", "a2c", "pqn"])
+def test_every_metric_of_a_training_is_explained(tmp_path: Path, algorithm: str) -> None:
+    short = small_settings(algorithm) | {"total_steps": 128, "eval_episodes": 1, "quiet": True}
+    short |= {"num_envs": 16, "device": "cpu", "threads": 1}
+    train(algorithm, TASKS.get(algorithm, "pendulum"), run_dir=str(tmp_path / "run"), **short)
+    shown = events(tmp_path / "run")
+    tags = [tag for tag in shown.Tags()["scalars"] if not tag.startswith("env/")]
+    assert {"eval/mean_reward", "time/fps", "train/n_updates"} <= set(tags)
+    unexplained = [tag for tag in tags if not shown.SummaryMetadata(tag).summary_description]
+    assert unexplained == []
 
 
 # ---- both files ----
