@@ -121,8 +121,8 @@ def wait_for(condition: Any, process: "subprocess.Popen[str]", seconds: float = 
 def check_trained(
     folder: Path, output: str, slices: int, members: int = MEMBERS, may_stay: bool = False
 ) -> list[dict[str, Any]]:
-    """All members have done their slices, and can be loaded; returns their rows. Where nobody waits,
-    it depends on who finished first whether one went on from another.
+    """All members have done their slices, and can be loaded; returns their rows. may_stay: nobody
+    waits, so that it depends on who finished first whether one went on from another.
     """
     assert f"{members} members, {members} of them live" in output
     rows = json.loads((folder / FILE).read_text())["members"]
@@ -151,14 +151,18 @@ def test_a_killed_member_recovers(env: str, cluster: dict[str, str], tmp_path: P
     # kill the process of a member that trains its second slice
     schedule = folder / FILE
 
-    def running() -> list[int]:
+    def running() -> list[list[str]]:
         if not schedule.exists():
             return []
         rows = json.loads(schedule.read_text())["members"]
-        return [k for k, row in enumerate(rows) if row["job"] and len(row["slices"]) == 1]
+        begun = [k for k, row in enumerate(rows) if row["job"] and len(row["slices"]) == 1]
+        return [words for k in begun if len(words := pid_of(k)) > 1]
 
-    k = wait_for(running, driver)[0]
-    process = int((folder / f"member_{k:03d}" / "run.pid").read_text().split()[1])
+    def pid_of(k: int) -> list[str]:
+        """Empty while it is being written."""
+        return (folder / f"member_{k:03d}" / "run.pid").read_text().split()
+
+    process = int(wait_for(running, driver)[0][1])
     assert "ray::" in processes()[process][1]
     os.kill(process, signal.SIGKILL)
     output, _ = driver.communicate(timeout=LIMIT)
