@@ -432,6 +432,8 @@ class GymnasiumCpu(VecEnv):
         if "task_options" in registry.env_options(cls):
             given = dict(kept.get("task_options") or {})
             kept["task_options"] = {"render_mode": "rgb_array", **given}
+        if "render_mode" in registry.env_options(cls):
+            kept.setdefault("render_mode", "rgb_array")
         return kept
 
     def picture(self, index: int, height: int, action: Tensor | None = None) -> np.ndarray:

@@ -3,17 +3,18 @@ works too.
 """
 
 import difflib
+import functools
 import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium
 import torch
 
-from gpurl.discovery import NOT_ENVS, env_names, find_class, module_names
+from gpurl.discovery import NOT_ENVS, env_names, find_class, module_names, public_classes
 from gpurl.envs.vec_env import Options, VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean, raised_at
 from gpurl.kernels.backend import on_device
@@ -21,6 +22,7 @@ from gpurl.kernels.memory_errors import is_out_of_memory
 
 __all__ = [
     "check_options",
+    "class_of_copies",
     "construction_problem",
     "env_names",
     "env_options",
@@ -30,6 +32,8 @@ __all__ = [
     "picture_options",
     "resolve_env",
 ]
+
+_COPIES: dict[type, type[VecEnv]] = {}  # the class that makes tensor environments of each other one
 
 
 def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
@@ -72,26 +76,78 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
     try:
         return find_class(name, package, VecEnv, "environment", NOT_ENVS), {}
     except UsageError as error:
+        if single := _single_env_class(module_name, task):
+            return _class_of_copies_of(single), {}
         # it may have been given as a function or a class of a session
         again = "; a run on it takes it again: gpurl.evaluate_run(RUN, env=...)" * bool(task)
         raise UsageError(f"{error}{_hint(module_name)}{again}") from error
 
 
 def _hint(module_name: str) -> str:
-    """What may be meant by a name that is no environment: an id of Gymnasium, or an environment of
-    Gymnasium in a module.
+    """What may be meant by a name that is no environment: one of several environments of Gymnasium
+    in a module, or an id of Gymnasium.
     """
-    # the module is there, with a class of another kind
-    for value in getattr(sys.modules.get(module_name), "__dict__", {}).values():
-        is_own = inspect.isclass(value) and value.__module__ == module_name
-        if is_own and issubclass(value, gymnasium.Env):
-            return (
-                f". {value.__name__} is a gymnasium.Env: docs/environments.md shows how my_gym.py "
-                f"wraps one, and from Python gpurl.train(algorithm, {value.__name__}) takes it"
-            )
+    module = sys.modules.get(module_name)
+    if module is not None and (names := public_classes(module, gymnasium.Env)):
+        return f". Its gymnasium.Env classes are {', '.join(names)}: {module_name}:CLASS names one"
     ids = {env_id.lower(): env_id for env_id in gymnasium.registry if "/" not in env_id}
     near = difflib.get_close_matches(module_name.lower(), ids, n=2, cutoff=0.7)
     return f". Gymnasium has {' and '.join(ids[one] for one in near)}" if near else ""
+
+
+def _single_env_class(module_name: str, class_name: str) -> type[gymnasium.Env] | None:
+    """The gymnasium.Env of an imported module: the one of this name, or the only one of a module
+    without a VecEnv.
+    """
+    module = sys.modules.get(module_name)
+    if module is None:
+        return None
+    classes = public_classes(module, gymnasium.Env)
+    if class_name or len(classes) != 1 or public_classes(module, VecEnv):
+        return classes.get(class_name)
+    return next(iter(classes.values()))
+
+
+def _class_of_copies_of(kind: type[gymnasium.Env]) -> type[VecEnv]:
+    """A VecEnv class of copies of `kind`, always the same; the parameters of its constructor are
+    options.
+    """
+    if kind not in _COPIES:
+        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        parameters = inspect.signature(kind, eval_str=True).parameters.values()
+        options = [each for each in parameters if each.kind not in variadic]
+        _COPIES[kind] = class_of_copies(kind, options)
+    return _COPIES[kind]
+
+
+def class_of_copies(
+    make: Callable[..., object], options: Sequence[inspect.Parameter] = ()
+) -> type[VecEnv]:
+    """A VecEnv class of the name of `make`, each of whose environments `make(**options)` makes; it
+    takes `max_episode_steps` too.
+    """
+    adapter = resolve_env("gymnasium_cpu")[0]
+    initialise: Callable[..., None] = vars(adapter)["__init__"]
+    names = [option.name for option in options]
+
+    def __init__(
+        self: VecEnv, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, **given: Any
+    ) -> None:
+        to_make = {name: given.pop(name) for name in names if name in given}
+        initialise(self, num_envs, device, seed, env=functools.partial(make, **to_make), **given)
+
+    # `env_options` reads the options here
+    shared = list(inspect.signature(__init__).parameters.values())[:-1]
+    limit = [] if "max_episode_steps" in names else [env_options(adapter)["max_episode_steps"]]
+    own = [each.replace(kind=each.KEYWORD_ONLY) for each in (*options, *limit)]
+    own = [each for each in own if each.name not in {one.name for one in shared}]
+    __init__.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    # the class goes by the function's name, so that a resume finds it
+    name = getattr(make, "__name__", type(make).__name__)
+    copies = type(name, (adapter,), {"__init__": __init__, "__doc__": make.__doc__})
+    copies.__qualname__ = getattr(make, "__qualname__", name)
+    copies.__module__ = getattr(make, "__module__", __name__)
+    return copies
 
 
 def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:

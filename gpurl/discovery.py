@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TypeGuard
 
 from gpurl.errors import UsageError, did_you_mean, last_line
 
@@ -147,11 +148,7 @@ def find_class_at(name: str, base: type, kind: str) -> type:
             f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}{place}"
         ) from error
     # its only public class, or the one that `name` gives
-    classes = {
-        value.__name__: value
-        for value in vars(module).values()
-        if _is_public_subclass(value, base, module)
-    }
+    classes = public_classes(module, base)
     if class_name in classes:
         return classes[class_name]
     names = ", ".join(classes) or "none"
@@ -170,6 +167,15 @@ def find_class_at(name: str, base: type, kind: str) -> type:
             f"it as {full_name}:CLASS"
         )
     return next(iter(classes.values()))
+
+
+def public_classes(module: ModuleType, base: type) -> dict[str, type]:
+    """The public subclasses of `base` that `module` defines, by name."""
+    return {
+        value.__name__: value
+        for value in vars(module).values()
+        if _is_public_subclass(value, base, module)
+    }
 
 
 def is_importable(module_name: str) -> bool:
@@ -191,7 +197,7 @@ def _private_hint(base: type, module: ModuleType) -> str:
     return f"; {names[0]} is private: its name begins with _" if names else ""
 
 
-def _is_public_subclass(value: object, base: type, module: ModuleType) -> bool:
+def _is_public_subclass(value: object, base: type, module: ModuleType) -> TypeGuard[type]:
     if not inspect.isclass(value) or not issubclass(value, base) or inspect.isabstract(value):
         return False
     return value.__module__ == module.__name__ and not value.__name__.startswith("_")

@@ -55,8 +55,10 @@ def describe_env(name: str, width: int | None = None) -> str:
     """One environment: what it is, its spaces, and its options with help and default."""
     width = width or shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
     env_class, given = resolve_env(name)
-    lines = [f"{name}: {_what(env_class)}", ""]
-    lines += (inspect.getdoc(env_class) or "").splitlines()
+    what = _what(env_class)
+    lines = [f"{name}: {what}" if what else name]
+    # a class without a docstring inherits none: that of a base is for who writes environments
+    lines += ["", *text.splitlines()] if (text := inspect.cleandoc(env_class.__doc__ or "")) else []
     # the spaces of a task; an adapter has some only with the name of one
     options = env_options(env_class)
     if given or "task" not in options:

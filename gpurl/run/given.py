@@ -4,11 +4,10 @@ makes Gymnasium environments, a class of an algorithm."""
 from collections.abc import Callable
 
 import gymnasium
-import torch
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.discovery import name_of_class
-from gpurl.envs.registry import resolve_env
+from gpurl.envs.registry import class_of_copies, resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
@@ -37,7 +36,7 @@ def name_of_env(env: EnvOrName) -> tuple[str, VecEnv | None]:
     if instance is not None:
         return name_of_class(type(instance)), instance
     if callable(env):
-        return name_of_class(_class_of_copies(env)), None
+        return name_of_class(class_of_copies(env)), None
     raise UsageError(
         "an environment is a name, a Gymnasium id, a class or an instance of VecEnv or VectorEnv, "
         f"or a function that makes a gymnasium.Env, got {env!r}"
@@ -58,21 +57,3 @@ def _as_vec_env(env: object) -> VecEnv | None:
 def _adapter() -> Callable[..., VecEnv]:
     """The class that makes tensor environments of Gymnasium's."""
     return resolve_env("gymnasium_cpu")[0]
-
-
-def _class_of_copies(make: Callable[[], object]) -> type[VecEnv]:
-    """A VecEnv class of the name of `make`, each of whose environments `make()` makes."""
-    adapter = resolve_env("gymnasium_cpu")[0]
-    initialise: Callable[..., None] = vars(adapter)["__init__"]
-
-    def __init__(
-        self: VecEnv, num_envs: int, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
-        initialise(self, num_envs, device, seed, env=make)
-
-    # the class goes by the function's name, so that a resume finds it
-    name = getattr(make, "__name__", type(make).__name__)
-    copies = type(name, (adapter,), {"__init__": __init__})
-    copies.__qualname__ = getattr(make, "__qualname__", name)
-    copies.__module__ = getattr(make, "__module__", __name__)
-    return copies

@@ -482,10 +482,10 @@ WRONG: dict[str, tuple[str, Changes, str]] = {
         "MyEnv: wanted every tensor on self.device, so that the task runs on a GPU, got one on",
     ),
     # ---- a gymnasium.Env ----
-    "plain gymnasium.Env": (
+    "several gymnasium.Envs": (
         GYM,
-        (("class MyGym(GymnasiumCpu)", "class MyGym"),),
-        "VecEnv class, found none. Single is a gymnasium.Env: docs/environments.md shows how",
+        (("class MyGym(GymnasiumCpu)", "class MyGym(Single)"),),
+        "VecEnv class, found none. Its gymnasium.Env classes are Single, MyGym: ",
     ),
     "four values": (
         GYM,

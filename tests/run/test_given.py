@@ -248,6 +248,80 @@ def test_an_iteration_larger_than_the_run_is_said(
     assert f"one iteration is {ITERATION} steps" in capsys.readouterr().err
 
 
+SINGLE = """
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+
+class Single(gymnasium.Env):
+    observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, speed: float = 1.0, render_mode: str | None = None) -> None:
+        self.speed = speed
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return self.x.copy(), {}
+
+    def step(self, action):
+        self.x += self.speed
+        return self.x.copy(), self.speed, False, False, {}
+
+    def render(self):
+        return np.zeros((8, 8, 3), np.uint8)
+"""
+
+
+def test_a_module_with_an_environment_of_gymnasium(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its constructor's parameters are options, and every command makes it again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_single.py").write_text(SINGLE)
+    options: dict[str, Any] = {"speed": 2.0, "max_episode_steps": 3}
+    run = train(tmp_path, "own_single", env_options=options)
+    assert run.outcome.evaluation["eval/mean_reward"] == 6.0  # three steps of 2
+    forget_given(monkeypatch)
+    folder = str(run.folder)
+    assert gpurl.resume(folder, total_steps=64, quiet=True).outcome.steps == 64
+    half = ("speed=0.5", "max_episode_steps=3")
+    assert main(["eval", folder, "--env-options", *half, "--episodes", "2"]) == 0
+    assert "return 1.500 " in capsys.readouterr().out
+    picture = next(iter(gpurl.film(folder, episodes=1, height=16)))
+    assert picture.shape[0] == 16
+    # the help and the sizes are those of its class
+    assert main(["envs", "own_single:Single"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("own_single:Single\n\nobservation Box (1,)")
+    assert "--env.speed\n      (default 1.0)" in text
+    assert "vectorization" not in text
+    assert make_settings("ppo", "own_single").train.num_envs == 8
+    with pytest.raises(UsageError, match=r"has no option sped; did you mean speed\?"):
+        make_env("own_single", 2, sped=1.0)
+
+
+def test_of_several_environments_of_gymnasium_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    other = "\n\nclass Fast(Single):\n    pass\n"
+    (tmp_path / "own_two.py").write_text(SINGLE + other)
+    with pytest.raises(UsageError, match=r"classes are Single, Fast: own_two:CLASS names one"):
+        make_env("own_two", 2)
+    assert type(make_env("own_two:Fast", 2)).__name__ == "Fast"
+    # beside an environment of gpurl they are parts of it
+    adapter = "\n\nfrom tests.run.test_given import MyGym\nclass Mine(MyGym):\n    pass\n"
+    (tmp_path / "own_three.py").write_text(SINGLE + adapter)
+    assert type(make_env("own_three", 2)).__name__ == "Mine"
+    # it has no docstring, and that of its base does not stand for one
+    assert main(["envs", "own_three"]) == 0
+    assert capsys.readouterr().out.startswith("own_three\n\nobservation Box (4,)")
+
+
 class Pictures(RandomWalk):
     """Shows pictures."""
 
