@@ -16,6 +16,7 @@ import numpy as np
 
 from gpurl.checkpoints.plain_files import Json
 from gpurl.checks import MAX_INTEGER, Choices, Dataclass, check_choices, check_numbers
+from gpurl.discovery import algorithm_names
 from gpurl.engine.pbt import RULES, PbtOptions
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
@@ -525,6 +526,8 @@ def _describe_type(hint: object) -> str:
 
 
 def unknown_setting(name: str, known: set[str]) -> str:
+    if name in algorithm_names():
+        return f"no setting is called {name!r}; those of {name} have no block: learning_rate: 0.001"
     is_elsewhere = here(name).partition(".")[0] in known
     hint = f"here it is {here(name)}. " if is_elsewhere else did_you_mean(name, known)
     # all names only where none of them is meant

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import NoReturn
 
 import torch
@@ -343,15 +344,14 @@ class Trainer:
         except Exception as another:
             text = f"{type(another).__name__}: {another}"
             display.warn(f"no checkpoint at step {self.steps}: {text}")
-        # what the user can do, and a dump of the NaN
+        if not isinstance(error, NonFiniteError):
+            raise error
+        # what the user can do, in commands that can be copied, and a dump of the NaN
         advice = _advice_after_divergence(self.folder) if isinstance(error, DivergedError) else ""
-        if isinstance(error, NonFiniteError) and (
-            dump := write_dump(self.folder, self.steps, error)
-        ):
-            advice += f". For the steps that led there: gpurl doctor {dump}"
-        if advice:
-            raise type(error)(f"{error}{advice}") from error
-        raise error
+        if dump := write_dump(self.folder, self.steps, error):
+            advice += f". For the steps that led there: gpurl doctor {quote(str(dump))}"
+        text = f"{error}{advice}".replace("--resume RUN", f"--resume {quote(str(self.folder))}")
+        raise type(error)(text) from error
 
 
 def _advice_after_divergence(folder: Path) -> str:

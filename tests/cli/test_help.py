@@ -104,6 +104,9 @@ def test_names_of_other_libraries_lead_to_ours(capsys: pytest.CaptureFixture[str
             parse_train(["ppo", "chasing", *words])
     with pytest.raises(UsageError, match=r"no setting is called 'n_steps'; here it is horizon\."):
         make_settings("ppo", "chasing", n_steps=16)
+    # a block of an algorithm, as other libraries' files have it
+    with pytest.raises(UsageError, match=r"'ppo'; those of ppo have no block: learning_rate: 0"):
+        make_settings("ppo", "chasing", ppo={"learning_rate": 0.01})
     # a setting that the algorithm has is what it says; one that it has not is no hint
     assert parse_train(["sac", "pendulum", "tau=0.01"])[0].to_dict()["tau"] == 0.01
 

@@ -147,6 +147,7 @@ def test_what_led_to_nan_is_dumped_and_told(
     ) as caught:
         train_broken(tmp_path / "run", monkeypatch, "nan reward")
     dump = Path(str(caught.value).rpartition("gpurl doctor ")[2])
+    assert f"gpurl train --resume {tmp_path / 'run'} --nan reset-envs" in str(caught.value)
     columns = load_checkpoint(dump)[0]["dump"]["columns"]
     assert columns["reward"].isnan().tolist() == [False] * 4 + [True, True, False, False]
     assert columns["obs"].shape == (8, 3)
