@@ -182,7 +182,7 @@ class GymnasiumCpu(VecEnv):
                 f"task_options {unknown} need a registered task; give them inside the function env"
             )
         make = partial(_make_time_limited, env, limit) if limit else env
-        name = f"the environment of {env}"
+        name = f"the environment of {getattr(env, 'func', env)}"
         return make_copies(make, name, num_envs, self.vectorization, self.worker_timeout)
 
     def reset(

@@ -134,7 +134,9 @@ def class_of_copies(
         self: VecEnv, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, **given: Any
     ) -> None:
         to_make = {name: given.pop(name) for name in names if name in given}
-        initialise(self, num_envs, device, seed, env=functools.partial(make, **to_make), **given)
+        # errors name `env`: the class itself where nothing is given
+        env = functools.partial(make, **to_make) if to_make else make
+        initialise(self, num_envs, device, seed, env=env, **given)
 
     # `env_options` reads the options here
     shared = list(inspect.signature(__init__).parameters.values())[:-1]

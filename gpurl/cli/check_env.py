@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from gpurl.envs.names import name_problems
+from gpurl.envs.observation_groups import is_image
 from gpurl.envs.registry import construction_problem, env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import (
@@ -484,7 +485,7 @@ def _check_functions(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
     assert isinstance(env, TorchEnv)
     name = type(env).__name__
     rng = CounterRandom(seed, env.num_envs, env.device)
-    state = env.initial_state(rng)
+    state = env.checked_initial_state(rng)
     draw = _action_source(env, seed)
     for _ in range(min(steps, REPLAYED)):
         action = draw()
@@ -519,8 +520,8 @@ def _check_batch_independence(env: VecEnv, steps: int, seed: int) -> Iterator[tu
     few = 3
     many = 8
     few_rng, many_rng = (CounterRandom(seed, count, env.device) for count in (few, many))
-    few_state = env.initial_state(few_rng)
-    many_state = env.initial_state(many_rng)
+    few_state = env.checked_initial_state(few_rng)
+    many_state = env.checked_initial_state(many_rng)
     space = copy.deepcopy(env.single_action_space)
     space.seed(seed)
     for _ in range(min(steps, REPLAYED)):

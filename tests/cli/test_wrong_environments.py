@@ -740,6 +740,18 @@ def test_a_mistake_is_one_line(
         assert verdict == "my_wrong_env: 1 problem"
 
 
+@pytest.mark.filterwarnings("error")  # torch warns where a tensor is indexed as the dict
+def test_a_state_that_is_no_dict_is_not_given_to_the_task(
+    module: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test_a_mistake_is_one_line("state a tensor", module, capsys)
+
+
+def test_images_that_convolutions_read_have_no_note(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-env", "catch", "--steps", "8"]) == 0
+    assert capsys.readouterr().out == "catch: keeps the contract\n"
+
+
 @pytest.mark.parametrize("kind", RIGHT)
 def test_without_a_mistake_there_is_no_problem(
     kind: str, module: Path, capsys: pytest.CaptureFixture[str]
