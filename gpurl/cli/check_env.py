@@ -18,7 +18,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from gpurl.envs.names import name_problems
-from gpurl.envs.observation_groups import is_image
 from gpurl.envs.registry import construction_problem, env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import (
