@@ -2,6 +2,7 @@
 works too.
 """
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -114,10 +115,17 @@ def _class_of_copies_of(kind: type[gymnasium.Env]) -> type[VecEnv]:
     """
     if kind not in _COPIES:
         variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        parameters = inspect.signature(kind, eval_str=True).parameters.values()
-        options = [each for each in parameters if each.kind not in variadic]
+        options = [each for each in _parameters(kind) if each.kind not in variadic]
         _COPIES[kind] = class_of_copies(kind, options)
     return _COPIES[kind]
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    """Of its constructor; annotations that name what is imported for type checkers only stay text."""
+    for evaluates in (True, False):
+        with contextlib.suppress(Exception):  # of any type: annotations are code
+            return [*inspect.signature(kind, eval_str=evaluates).parameters.values()]
+    return []
 
 
 def class_of_copies(

@@ -61,11 +61,13 @@ def run_seeds(
     if len({*seeds}) < len(seeds):
         raise UsageError(f"seeds are {', '.join(map(str, seeds))}: each must be there once")
     if at_once:
+        if jobs > 1 or settings.train.population > 1:
+            raise UsageError("at_once is a population of seeds: leave out jobs and population")
         one = run(
             _of_population(settings, seeds), command=command, callbacks=make_callbacks(callbacks)
         )
         after(one)
-        return [dataclasses.replace(one, member=k) for k in range(len(seeds))], []
+        return [_of_member(one, k) for k in range(len(seeds))], []
     each_settings = [_with_seed(settings, seed) for seed in seeds]
     make_callbacks(callbacks)  # or an error, before anything starts
     if jobs > 1:
@@ -96,6 +98,16 @@ def _of_population(settings: Settings, seeds: Sequence[int]) -> Settings:
         )
     train = dataclasses.replace(settings.train, seed=seeds[0], population=len(seeds))
     return dataclasses.replace(settings, train=train)
+
+
+def _of_member(one: Run, member: int) -> Run:
+    """What a run of a population is of one member, without an evaluation if that was lost."""
+    values = one.outcome.evaluation
+    evaluation = {}
+    if (mean := values.get(f"members/{member}/eval_reward")) is not None:
+        evaluation = {"eval/mean_reward": mean, "eval/episodes": values["eval/episodes"]}
+    outcome = dataclasses.replace(one.outcome, evaluation=evaluation)
+    return dataclasses.replace(one, outcome=outcome, member=member)
 
 
 def _with_seed(settings: Settings, seed: int) -> Settings:

@@ -149,8 +149,6 @@ class Leaderboard:
             self.storage.read_file(FILE, MAX_JSON_BYTES)
         except FileNotFoundError:
             return False
-        except ValueError:  # reading will name it
-            return True
         return True
 
     @staticmethod

@@ -31,17 +31,18 @@ class Storage:
         try:
             import fsspec  # torch needs it, too
 
-            self._files, root = fsspec.core.url_to_fs(url)
+            protocol, mark, path = url.partition("://")
+            self._files, root = fsspec.core.url_to_fs(f"{protocol.lower()}{mark}{path}")
         except Exception as error:  # of any type: packages that make connections
             raise UsageError(f"no storage at {url}: {first_line(error)}") from error
         self._root = root.rstrip("/")
 
     def read_file(self, name: str, limit: int) -> bytes:
-        """Its content; ValueError if it has more than `limit` bytes."""
+        """Its content, of `limit` bytes at most."""
         with self._errors():
             content = bytes(self._files.cat_file(self._path(name), start=0, end=limit + 1))
         if len(content) > limit:
-            raise ValueError(f"it has more than {limit} bytes")
+            raise OSError(f"{self.url}: {name} has more than {limit} bytes")
         return content
 
     def write_file(self, name: str, content: bytes) -> None:
@@ -89,8 +90,8 @@ class Storage:
         try:
             yield
         except OSError as error:
-            if error.errno is None:  # some have a text only
-                raise type(error)(f"{self.url}: {first_line(error)}") from error
-            raise
+            # those of packages may be of any class
+            kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+            raise kind(f"{self.url}: {first_line(error)}") from error
         except Exception as error:  # of the package of the protocol
             raise OSError(f"{self.url}: {first_line(error)}") from error

@@ -3,6 +3,7 @@ they are explored, as dataclasses, from which the command line is made.
 """
 
 import dataclasses
+import types
 import typing
 
 from gpurl.algorithms.base import AlgorithmConfig
@@ -10,7 +11,8 @@ from gpurl.envs.registry import env_options, option_types, resolve_env
 from gpurl.run.members import member_settings
 
 SIMPLE_TYPES = (bool, int, float, str)
-CONTAINERS = (list, dict, set)  # a tuple is a flag
+FORMS = (None, tuple, typing.Union, types.UnionType)  # of a flag, not list, dict or Callable
+NOTHING = (type(None), ...)
 
 
 def options_class(env: str) -> type:
@@ -22,9 +24,11 @@ def options_class(env: str) -> type:
     fields = []
     for name, parameter in env_options(env_class).items():
         kind = hints.get(name, type(parameter.default))
-        members = {*(typing.get_args(kind) or (kind,))} - {type(None), ...}
+        if isinstance(kind, str):  # an annotation that could not be evaluated
+            kind = type(parameter.default)
+        members = [each for each in typing.get_args(kind) or (kind,) if each not in NOTHING]
         is_optional = parameter.default is not parameter.empty
-        is_simple = members <= {*SIMPLE_TYPES} and typing.get_origin(kind) not in CONTAINERS
+        is_simple = typing.get_origin(kind) in FORMS and all(m in SIMPLE_TYPES for m in members)
         if name not in given and is_optional and is_simple:
             fields.append((name, kind, dataclasses.field(default=parameter.default)))
     return dataclasses.make_dataclass("EnvOptions", fields)

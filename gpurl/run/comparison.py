@@ -117,7 +117,7 @@ def compare_runs(folders: Sequence[str | Path], by: str = "algorithm") -> list[G
 
 def _agents(path: Path, settings: Settings) -> list[tuple[Path, Settings, Series]]:
     """(folder, settings, log) of a run of one agent, or of each member of a population; a member
-    that the last evaluation left out was lost and is left out, too.
+    that the last evaluation left out was lost and is left out, too. Without any, it counts as one.
     """
     log = read_metrics(path)
     size, own_values = settings.get("population", 1), settings.get("member", {})
@@ -137,7 +137,7 @@ def _agents(path: Path, settings: Settings) -> list[tuple[Path, Settings, Series
             if isinstance(values, list) and len(values) == size
         }
         agents.append((path, settings | own, log | {EVALUATION: evaluations, TRAINING: training}))
-    return agents
+    return agents or [(path, settings, log)]
 
 
 def _lack_of_returns(

@@ -122,5 +122,6 @@ def html_summary(run_folder: Path, outcome: Outcome, baseline: dict[str, float])
 
 
 def spread(values: dict[str, float], digits: int) -> str:
-    """`mean ± standard deviation` of an evaluation."""
-    return f"{values['eval/mean_reward']:.{digits}f} ± {values['eval/std_reward']:.{digits}f}"
+    """`mean ± standard deviation` of an evaluation; of a member of a population only the mean."""
+    numbers = [values[name] for name in ("eval/mean_reward", "eval/std_reward") if name in values]
+    return " ± ".join(f"{number:.{digits}f}" for number in numbers)

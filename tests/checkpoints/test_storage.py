@@ -10,6 +10,7 @@ import fsspec
 import pytest
 import torch
 
+from gpurl.checkpoints import leaderboard
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.checkpoints.leaderboard import Leaderboard
 from gpurl.checkpoints.storage import Storage, is_url
@@ -136,11 +137,14 @@ def test_a_storage_that_fails_is_named(
     board.submit(entry("a", 1.0), parts_of(1.0))
     kind = type(fsspec.core.url_to_fs(url)[0])
 
-    class Odd(Exception):
-        pass
+    class Odd(OSError):
+        """Made as those of some packages, without a number."""
+
+        def __init__(self, host: str, port: int) -> None:
+            super().__init__("no route to host\nand more")
 
     def fails(*_: Any, **__: Any) -> None:
-        raise Odd("no route to host\nand more")
+        raise Odd("host", 1)
 
     for name in ("cat_file", "pipe_file", "put_file"):
         with monkeypatch.context() as patch:
@@ -156,6 +160,27 @@ def test_a_storage_that_fails_is_named(
     assert [each.name for each in Leaderboard.at_url(url, 4).entries()] == ["a"]
     assert board.submit(entry("b", 2.0), parts_of(2.0))
     assert [each.name for each in Leaderboard.at_url(url, 4).entries()] == ["b", "a"]
+
+
+def test_other_errors_and_large_lists_are_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Leaderboard.at_url(url, 4)
+    monkeypatch.setattr(leaderboard, "MAX_JSON_BYTES", 10)
+    with pytest.raises(CheckpointError, match=r"leaderboard.json has more than 10 bytes"):
+        board.entries()
+    monkeypatch.undo()
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the token has expired")
+
+    monkeypatch.setattr(type(fsspec.core.url_to_fs(url)[0]), "cat_file", fails)
+    with pytest.raises(CheckpointError, match=f"{url}: the token has expired"):
+        board.submit(entry("a", 1.0), parts_of(1.0))
+
+
+def test_a_protocol_in_capitals_is_the_same() -> None:
+    place = f"{uuid.uuid4().hex}/board"
+    assert Leaderboard.at_url(f"MEMORY://{place}", 4).submit(entry("a", 1.0), parts_of(1.0))
+    assert [each.name for each in Leaderboard.at_url(f"memory://{place}", 4).entries()] == ["a"]
 
 
 @pytest.mark.parametrize(

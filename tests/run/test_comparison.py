@@ -224,6 +224,10 @@ def test_members_of_a_population_are_seeds(
     write(lost={2})
     (group,) = compare_runs([run, make_run(tmp_path / "alone", [0.0, 3.0])])
     assert group.last_returns() == [5.0, 1.0, 3.0]
+    # nothing of members
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (group,) = compare_runs([run])
+    assert group.last_returns() == [9.0]
     # members that went on from each other are one run
     write(lost=set())
     (run / "config.yaml").write_bytes(

@@ -322,6 +322,27 @@ def test_of_several_environments_of_gymnasium_one_is_named(
     assert capsys.readouterr().out.startswith("own_three\n\nobservation Box (4,)")
 
 
+def test_annotations_that_are_no_flags_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a module with types that only type checkers import, and of functions."""
+    monkeypatch.syspath_prepend(tmp_path)
+    head = (
+        "from __future__ import annotations\n"
+        "from collections.abc import Callable\n"
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from fractions import Fraction\n"
+    )
+    function, text = "f: Callable[[int], float] = abs", "share: Fraction | None = None"
+    for name, parameter in (("own_text", text), ("own_function", function)):
+        source = SINGLE.replace("speed: float = 1.0", f"speed: float = 1.0, {parameter}")
+        (tmp_path / f"{name}.py").write_text(f"{head}{source}")
+        words = ["num_envs=4", "horizon=8", "minibatches=1", "total_steps=32", "eval_episodes=0"]
+        words += ["device=cpu", f"run_dir={tmp_path / name}_run", "quiet=true", "--env.speed", "3"]
+        assert main(["train", "ppo", name, *words]) == 0, capsys.readouterr().err
+        assert "speed: 3.0" in (tmp_path / f"{name}_run" / "config.yaml").read_text()
+
+
 class Pictures(RandomWalk):
     """Shows pictures."""
 

@@ -139,12 +139,23 @@ def test_at_once_each_run_stands_for_a_member(tmp_path: Path) -> None:
     found = [gpurl.load(run.folder, best=False, member=run.member).act(obs) for run in runs]
     assert [bool((each == expected).all()) for each in found] == [False, True]
     assert bool((runs[0].policy().act(obs) != runs[1].policy().act(obs)).any())
+    # the evaluation is the member's, too
+    ends = [run.outcome.evaluation["eval/mean_reward"] for run in runs]
+    assert ends[1] == alone.outcome.evaluation["eval/mean_reward"] != ends[0]
+    assert f"return {ends[1]:.2f}, " in repr(runs[1])
+    assert f"evaluated return {ends[0]:.2f} over 4 episodes" in runs[0].summary()
 
 
 @pytest.mark.parametrize(("seeds", "named"), [((3, 5), "3, 5"), ((1, 0), "1, 0")])
 def test_at_once_seeds_follow_each_other(seeds: tuple[int, ...], named: str) -> None:
     with pytest.raises(UsageError, match=f"seeds follow each other, got {named}; leave at_once"):
         train_seeds("ppo", "pendulum", seeds, at_once=True, **SETTINGS)
+
+
+@pytest.mark.parametrize("changes", [{"jobs": 2}, {"population": 3}])
+def test_at_once_goes_without_jobs_and_population(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="leave out jobs and population"):
+        train_seeds("ppo", "pendulum", 2, at_once=True, **(SETTINGS | changes))
 
 
 def test_at_once_is_refused_where_seeds_of_shares_are(tmp_path: Path) -> None:
