@@ -24,6 +24,7 @@ from gpurl.kernels.memory_errors import is_out_of_memory
 __all__ = [
     "check_options",
     "class_of_copies",
+    "class_of_env",
     "construction_problem",
     "env_names",
     "env_options",
@@ -78,7 +79,7 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
         return find_class(name, package, VecEnv, "environment", NOT_ENVS), {}
     except UsageError as error:
         if single := _single_env_class(module_name, task):
-            return _class_of_copies_of(single), {}
+            return class_of_env(single), {}
         # it may have been given as a function or a class of a session
         again = "; a run on it takes it again: gpurl.evaluate_run(RUN, env=...)" * bool(task)
         raise UsageError(f"{error}{_hint(module_name)}{again}") from error
@@ -109,7 +110,7 @@ def _single_env_class(module_name: str, class_name: str) -> type[gymnasium.Env] 
     return next(iter(classes.values()))
 
 
-def _class_of_copies_of(kind: type[gymnasium.Env]) -> type[VecEnv]:
+def class_of_env(kind: type[gymnasium.Env]) -> type[VecEnv]:
     """A VecEnv class of copies of `kind`, always the same; the parameters of its constructor are
     options.
     """
@@ -121,7 +122,7 @@ def _class_of_copies_of(kind: type[gymnasium.Env]) -> type[VecEnv]:
 
 
 def _parameters(kind: type) -> list[inspect.Parameter]:
-    """Of its constructor; annotations that name what is imported for type checkers only stay text."""
+    """Of its constructor; annotations that name what only type checkers import stay text."""
     for evaluates in (True, False):
         with contextlib.suppress(Exception):  # of any type: annotations are code
             return [*inspect.signature(kind, eval_str=evaluates).parameters.values()]

@@ -28,7 +28,8 @@ def options_class(env: str) -> type:
             kind = type(parameter.default)
         members = [each for each in typing.get_args(kind) or (kind,) if each not in NOTHING]
         is_optional = parameter.default is not parameter.empty
-        is_simple = typing.get_origin(kind) in FORMS and all(m in SIMPLE_TYPES for m in members)
+        is_simple = bool(members) and all(each in SIMPLE_TYPES for each in members)
+        is_simple = is_simple and typing.get_origin(kind) in FORMS
         if name not in given and is_optional and is_simple:
             fields.append((name, kind, dataclasses.field(default=parameter.default)))
     return dataclasses.make_dataclass("EnvOptions", fields)

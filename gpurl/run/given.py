@@ -1,13 +1,14 @@
 """What a user gives in place of a name: a class or an instance of an environment, a function that
 makes Gymnasium environments, a class of an algorithm."""
 
+import sys
 from collections.abc import Callable
 
 import gymnasium
 
 from gpurl.algorithms.base import Algorithm
-from gpurl.discovery import name_of_class
-from gpurl.envs.registry import class_of_copies, resolve_env
+from gpurl.discovery import name_of_class, public_classes
+from gpurl.envs.registry import class_of_copies, class_of_env, resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
@@ -31,6 +32,8 @@ def name_of_env(env: EnvOrName) -> tuple[str, VecEnv | None]:
         return env, None
     if isinstance(env, type) and issubclass(env, VecEnv):
         return name_of_class(env), None
+    if isinstance(env, type) and issubclass(env, gymnasium.Env):
+        return _name_of_single(env), None
     # what exists, and what makes copies
     instance = _as_vec_env(env)
     if instance is not None:
@@ -41,6 +44,17 @@ def name_of_env(env: EnvOrName) -> tuple[str, VecEnv | None]:
         "an environment is a name, a Gymnasium id, a class or an instance of VecEnv or VectorEnv, "
         f"or a function that makes a gymnasium.Env, got {env!r}"
     )
+
+
+def _name_of_single(kind: type[gymnasium.Env]) -> str:
+    """The name of a class whose instances are copied: that of its module, where `resolve_env` finds
+    it, also in other processes.
+    """
+    module = sys.modules.get(kind.__module__)
+    known = {} if module is None else public_classes(module, gymnasium.Env)
+    if known.get(kind.__qualname__) is kind and kind.__module__ != "__main__":
+        return f"{kind.__module__}:{kind.__qualname__}"
+    return name_of_class(class_of_env(kind))
 
 
 def _as_vec_env(env: object) -> VecEnv | None:

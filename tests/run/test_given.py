@@ -1,5 +1,6 @@
 """Environments and algorithms given as classes, instances, functions and ids; presets by class."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def test_all_that_a_summary_advises_works(
     settings = {"eval_episodes": 0} if env is CartPoleEnv else {}
     run = train(tmp_path, given, max_seconds=20.0, **settings, quiet=False)
     commands, calls = advised(capsys.readouterr().out)
-    is_module_class = env is RandomWalk
+    is_module_class = env in (RandomWalk, CartPoleEnv)
     assert [command.split()[1] for command in commands] == (
         ["eval", "play"] if is_module_class else ["plot"]
     )
@@ -333,14 +334,42 @@ def test_annotations_that_are_no_flags_do_no_harm(
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from fractions import Fraction\n"
     )
-    function, text = "f: Callable[[int], float] = abs", "share: Fraction | None = None"
-    for name, parameter in (("own_text", text), ("own_function", function)):
+    parameters = {
+        "own_text": "share: Fraction | None = None",
+        "own_function": "f: Callable[[int], float] = abs",
+        "own_bare": "mode=None",
+    }
+    for name, parameter in parameters.items():
         source = SINGLE.replace("speed: float = 1.0", f"speed: float = 1.0, {parameter}")
         (tmp_path / f"{name}.py").write_text(f"{head}{source}")
         words = ["num_envs=4", "horizon=8", "minibatches=1", "total_steps=32", "eval_episodes=0"]
         words += ["device=cpu", f"run_dir={tmp_path / name}_run", "quiet=true", "--env.speed", "3"]
         assert main(["train", "ppo", name, *words]) == 0, capsys.readouterr().err
+        option = parameter.partition(":")[0].partition("=")[0]
+        assert main(["train", "ppo", name, f"--env.{option}", "1"]) == 2  # no flag, not a box
+        assert "╭" not in capsys.readouterr().err
         assert "speed: 3.0" in (tmp_path / f"{name}_run" / "config.yaml").read_text()
+
+
+def test_a_class_of_gymnasium_has_the_options_of_its_constructor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_class.py").write_text(SINGLE)
+    kind = importlib.import_module("own_class").Single
+    options: dict[str, Any] = {"speed": 2.0, "max_episode_steps": 3}
+    run = train(tmp_path, kind, env_options=options)
+    assert run.outcome.evaluation["eval/mean_reward"] == 6.0
+    assert f"gpurl eval {run.folder}" in run.summary()  # a command can make it
+    forget_given(monkeypatch)
+    assert gpurl.evaluate_run(run.folder, episodes=2)["eval/mean_reward"] == 6.0
+
+    class Local(kind):  # type: ignore[misc, valid-type]
+        pass
+
+    here = train(tmp_path / "here", Local, env_options=options)
+    assert here.outcome.evaluation["eval/mean_reward"] == 6.0
+    assert "gpurl eval" not in here.summary()
 
 
 class Pictures(RandomWalk):
