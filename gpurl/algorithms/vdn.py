@@ -45,6 +45,8 @@ class VDN(DQN):
             raise UsageError(
                 "VDN explores by random actions of each agent: leave out network.noisy"
             )
+        if ":" in self.config.network.encoder:
+            raise UsageError("VDN has no encoder of observations: leave out network.encoder")
         return int(space.nvec[0])
 
     def encoder_config(self) -> None:

@@ -182,9 +182,15 @@ class Leaderboard:
                 # the checkpoint first: what is listed can be loaded
                 place = self.folder / ENTRIES / entry.name
                 path = save_checkpoint(place, entry.step, parts, keep=1, overwrite=True)
-                if self.storage is not None:
-                    self.storage.write_folder(f"{ENTRIES}/{entry.name}/{path.name}", path)
-                self._write(after)
+                try:
+                    if self.storage is not None:
+                        self.storage.write_folder(f"{ENTRIES}/{entry.name}/{path.name}", path)
+                    self._write(after)
+                except OSError:
+                    # what the copy has of this name is no longer what is listed: fetch it again
+                    if self.storage is not None:
+                        self._write_copy([each for each in before if each.name != entry.name])
+                    raise
                 self._drop([each for each in before if each not in after], after)
         except (OSError, Timeout) as error:
             raise CheckpointError(f"the leaderboard {self.folder}: {error}") from error

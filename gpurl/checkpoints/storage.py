@@ -10,6 +10,7 @@ from pathlib import Path
 from gpurl.errors import UsageError, first_line
 
 URL = re.compile(r"[a-z][a-z0-9+.-]*://.", re.IGNORECASE)
+PASSWORD, PATTERN = re.compile(r"://[^/@]*:[^/@]*@"), re.compile(r"[*?\[\]]")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of what is read from there
 
 
@@ -24,8 +25,17 @@ class Storage:
     """
 
     def __init__(self, url: str) -> None:
-        """UsageError for a protocol that is unknown, or whose package is missing."""
+        """UsageError for an unknown protocol, one whose package is missing, and for a URL that
+        is none of one folder.
+        """
         self.url = url
+        if PASSWORD.search(url):  # it would stand in logs and checkpoints
+            raise UsageError(
+                "the URL of a storage has a password: leave it where the package of the protocol "
+                "looks for credentials"
+            )
+        if PATTERN.search(url):  # fsspec would delete all that match
+            raise UsageError(f"{url} is a pattern, with one of * ? [ ]: it must name one folder")
         if "::" in url:
             raise UsageError(f"{url} is a chain of protocols, it must be one, such as s3://")
         try:

@@ -44,8 +44,8 @@ class EncoderConfig(BodyConfig):
     """What reads observations before the hidden layers: cnn (the convolutions of Mnih et al. 2015)
     or impala (the residual ones of Espeholt et al. 2018) for images, none (flattened); auto is cnn
     for uint8 observations of 3 or 4 axes, none for others. Or a module of your own,
-    my_project.nets:MyEncoder, made with the shape of an observation: it takes [B, *shape], bytes of
-    images scaled to [0, 1], and gives features [B, F].
+    my_project.nets:MyEncoder, made with the shape of an observation: it takes [B, *shape], uint8
+    scaled to [0, 1], and gives features [B, F].
     """
     encoders: dict[str, str] = field(default_factory=dict)
     """Encoders of groups of a Dict observation by their names, instead of `encoder`: cnn, impala,
@@ -62,7 +62,7 @@ def reads_images(space: Box, config: EncoderConfig) -> bool:
         return space.has_images
     if space.dtype != np.uint8 or config.encoder == "none":
         return False
-    return is_image(space) or config.encoder in CONVOLUTIONAL
+    return is_image(space) or config.encoder in CONVOLUTIONAL or ":" in config.encoder
 
 
 def choose_encoders(space: Box, config: EncoderConfig) -> dict[str, str]:

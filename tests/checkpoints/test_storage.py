@@ -156,6 +156,15 @@ def test_a_storage_that_fails_is_named(
                     board.entries()
                 with pytest.raises(UsageError, match=r"cannot be written: .*no route to host"):
                     Leaderboard.at_url(url, 4)
+    # a better one of a name that could not be stored is not taken for the old one
+    for name in ("put_file", "pipe_file"):
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, fails)
+            with pytest.raises(CheckpointError):
+                board.submit(entry("a", 7.0, 6), parts_of(7.0))
+        (listed,) = board.entries()
+        assert listed == entry("a", 1.0)
+        assert board.load(listed, CPU)["weights"]["w"].tolist() == [1.0] * 3
     # nothing is listed that is not there
     assert [each.name for each in Leaderboard.at_url(url, 4).entries()] == ["a"]
     assert board.submit(entry("b", 2.0), parts_of(2.0))
@@ -188,6 +197,9 @@ def test_a_protocol_in_capitals_is_the_same() -> None:
     [
         ("nosuch://bucket/board", "no storage at nosuch://bucket/board: Protocol not known"),
         ("simplecache::memory://x", "is a chain of protocols"),
+        ("memory://b[1]/board", r"is a pattern, with one of"),
+        ("memory://b*", r"is a pattern, with one of"),
+        ("sftp://me:secret@host/board", r"^the URL of a storage has a password"),
     ],
 )
 def test_wrong_urls_are_named(url: str, named: str) -> None:

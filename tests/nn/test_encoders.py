@@ -21,6 +21,7 @@ from gpurl.engine.eager import Eager
 from gpurl.engine.obstacles import policy_obstacle
 from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.registry import make_env
+from gpurl.envs.torch_env import State
 from gpurl.errors import UsageError
 from gpurl.nn.encoders import (
     Convolution,
@@ -37,6 +38,7 @@ from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
 from tests.export.own import Rows
 from tests.small_runs import small_settings
+from tests.tiny_envs import RandomWalk
 
 ENVS = "tests.picture_envs"
 
@@ -181,6 +183,39 @@ def test_an_own_encoder_of_numbers() -> None:
     assert not torch.equal(first, second)
     weight, bias = encoder.members[1].parameters()
     torch.testing.assert_close(second[:, 3:], torch.sin(rows @ weight.T + bias))
+
+
+class Bytes(RandomWalk):
+    """Shows bytes in a row, which are no image."""
+
+    single_observation_space = Box(0, 255, (6,), np.uint8)
+
+    def observe(self, state: State) -> Tensor:
+        x = super().observe(state)
+        return (100 + 20 * torch.cat((x, -x), 1)).clamp(0, 255).byte()
+
+
+OWN_NETWORKS: dict[str, dict[str, Any]] = {
+    "ppo": {"network": {"encoder": OWN}, "minibatches": 1},
+    "sac": {"actor_network": {"encoder": OWN}, "critic_network": {"encoder": OWN}},
+}
+
+
+@pytest.mark.parametrize("algorithm", OWN_NETWORKS)
+def test_an_own_encoder_reads_scaled_bytes_of_any_shape(algorithm: str, tmp_path: Path) -> None:
+    settings = small_settings(algorithm) | {"num_envs": 8, "horizon": 4, "total_steps": 64}
+    settings |= {"quiet": True, "device": "cpu", "eval_episodes": 0} | OWN_NETWORKS[algorithm]
+    run = train(algorithm, f"{__name__}:Bytes", run_dir=str(tmp_path / "run"), **settings)
+    policy = load(run.folder)
+    made = next(each for each in policy.algorithm.modules() if isinstance(each, Encoder))
+    rows = torch.randint(0, 256, (5, 6), dtype=torch.uint8)
+    torch.testing.assert_close(made(policy.algorithm.inputs(rows))[0, :, :6], rows / 255.0)
+    torch.testing.assert_close(policy.module()(rows), policy.act(rows))
+
+
+def test_an_algorithm_without_encoders_says_so() -> None:
+    with pytest.raises(UsageError, match="VDN has no encoder of observations"):
+        make("vdn", "two_step_game", network=network_of("vdn", encoder=OWN))
 
 
 @pytest.mark.parametrize(
