@@ -45,8 +45,10 @@ class VDN(DQN):
             raise UsageError(
                 "VDN explores by random actions of each agent: leave out network.noisy"
             )
-        if ":" in self.config.network.encoder:
-            raise UsageError("VDN has no encoder of observations: leave out network.encoder")
+        if self.config.network.encoder not in ("auto", "none") or self.config.network.encoders:
+            raise UsageError(
+                "VDN has no encoder of observations: leave out network.encoder and encoders"
+            )
         return int(space.nvec[0])
 
     def encoder_config(self) -> None:

@@ -84,13 +84,23 @@ class Leaderboard:
                 if not (folder / FILE).exists():
                     self._write_copy(())
                 if storage is not None and not self._is_stored():
-                    self._write(())
+                    self._store_copy(storage)
         except (OSError, Timeout) as error:
             why = getattr(error, "strerror", None) or error
             place = folder if storage is None else storage.url
             raise UsageError(
                 f"the leaderboard {place} cannot be written: {why}; choose another folder"
             ) from error
+
+    def _store_copy(self, storage: Storage) -> None:
+        """Begin the leaderboard there, with what the copy has of one that was lost."""
+        known = []
+        for each in self._read(self.folder):
+            name = f"{ENTRIES}/{each.name}/{step_name(each.step)}"
+            if (self.folder / name).is_dir():
+                storage.write_folder(name, self.folder / name)
+                known.append(each)
+        self._write(known)
 
     @classmethod
     def at_url(cls, url: str, capacity: int) -> "Leaderboard":

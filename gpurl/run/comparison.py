@@ -121,12 +121,15 @@ def _agents(path: Path, settings: Settings) -> list[tuple[Path, Settings, Series
     """
     log = read_metrics(path)
     size, own_values = settings.get("population", 1), settings.get("member", {})
-    if type(size) is not int or size == 1 or settings.get("pbt"):
+    # the log says which members there are: the settings may be a stranger's
+    tags = (re.fullmatch(r"members/([0-9]{1,9})/(eval_reward|ep_rew_mean)", tag) for tag in log)
+    members = sorted({int(match[1]) for match in tags if match})
+    if size == 1 or settings.get("pbt"):
         return [(path, settings, log)]
     nothing: tuple[list[float], list[float]] = ([], [])
     last_evaluation = log.get(EVALUATION, nothing)[0][-1:]
     agents = list[tuple[Path, Settings, Series]]()
-    for k in range(size):
+    for k in members:
         evaluations = log.get(f"members/{k}/eval_reward", nothing)
         training = log.get(f"members/{k}/ep_rew_mean", nothing)
         if evaluations[0][-1:] != last_evaluation:
@@ -134,7 +137,7 @@ def _agents(path: Path, settings: Settings) -> list[tuple[Path, Settings, Series
         own = {
             name: values[k]
             for name, values in (own_values.items() if isinstance(own_values, dict) else ())
-            if isinstance(values, list) and len(values) == size
+            if isinstance(values, list) and len(values) > k
         }
         agents.append((path, settings | own, log | {EVALUATION: evaluations, TRAINING: training}))
     return agents or [(path, settings, log)]

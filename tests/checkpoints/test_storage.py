@@ -1,6 +1,7 @@
 """Leaderboards on other storage, by fsspec's file systems in memory and on this disk."""
 
 import json
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,18 @@ def test_the_storage_has_a_leaderboard_of_its_own(url: str, tmp_path: Path) -> N
     files.get(root, str(tmp_path / "fetched"), recursive=True)
     fetched = Leaderboard(tmp_path / "fetched", 2)
     assert fetched.load(fetched.entries()[0], CPU)["weights"]["w"].tolist() == [7.0] * 3
+
+
+def test_a_storage_that_was_emptied_gets_the_copy(url: str, tmp_path: Path) -> None:
+    board = Leaderboard(tmp_path / "one", 4, Storage(url))
+    for name in "ab":
+        board.submit(entry(name, 1.0), parts_of(1.0))
+    files, root = fsspec.core.url_to_fs(url)
+    files.rm(root, recursive=True)
+    shutil.rmtree(tmp_path / "one" / "entries" / "b")
+    assert [each.name for each in Leaderboard(tmp_path / "one", 4, Storage(url)).entries()] == ["a"]
+    other = Leaderboard.at_url(url, 4)
+    assert other.load(other.entries()[0], CPU)["weights"]["w"].tolist() == [1.0] * 3
 
 
 def test_a_copy_ends_with_its_leaderboard(url: str) -> None:

@@ -214,8 +214,9 @@ def test_an_own_encoder_reads_scaled_bytes_of_any_shape(algorithm: str, tmp_path
 
 
 def test_an_algorithm_without_encoders_says_so() -> None:
-    with pytest.raises(UsageError, match="VDN has no encoder of observations"):
-        make("vdn", "two_step_game", network=network_of("vdn", encoder=OWN))
+    for encoder in (OWN, "cnn"):
+        with pytest.raises(UsageError, match="VDN has no encoder of observations"):
+            make("vdn", "two_step_game", network=network_of("vdn", encoder=encoder))
 
 
 @pytest.mark.parametrize(

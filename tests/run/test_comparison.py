@@ -228,6 +228,13 @@ def test_members_of_a_population_are_seeds(
     (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     (group,) = compare_runs([run])
     assert group.last_returns() == [9.0]
+    # a stranger's settings
+    (run / "config.yaml").write_bytes(
+        as_yaml({"algorithm": "ppo", "env": "pendulum", "population": 10**15, "member": [1]})
+    )
+    write(lost=set())
+    (group,) = compare_runs([run])
+    assert group.last_returns() == ends
     # members that went on from each other are one run
     write(lost=set())
     (run / "config.yaml").write_bytes(
