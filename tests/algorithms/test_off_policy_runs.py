@@ -310,7 +310,7 @@ def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.Monke
             "sac",
             "chasing",
             {"replay_size": 100},
-            "batch_size 256 is more than replay_size 100",
+            "batch_size 512 is more than replay_size 100",
         ),
         (
             "td3",

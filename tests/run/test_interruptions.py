@@ -317,7 +317,7 @@ def test_a_policy_that_diverged_is_not_saved(
     monkeypatch.setattr(FiniteGuard, "stop_if_bad", diverging)
     with pytest.raises(
         DivergedError,
-        match=r"gave NaN\. To continue from the last checkpoint .*: gpurl train --resume RUN "
+        match=r"gave NaN\. To continue from the last checkpoint .*: gpurl train --resume \S+/run "
         r"--learning-rate",
     ):
         small_run(tmp_path / "run", 5, save_every="1i", eval_episodes=0)

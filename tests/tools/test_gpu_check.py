@@ -47,7 +47,7 @@ def write_wheel(folder: Path, name: str, version: str, requires: tuple[str, ...]
 def test_own_requirements_are_those_of_pyproject() -> None:
     found = {Requirement(each).name for each in wheels.own_requirements()}
     assert {"torch", "gymnasium", "tyro", "matplotlib", "pytest"} <= found
-    assert len(found) == 14
+    assert len(found) == 15
     assert {Requirement(each).name for each in wheels.physics_requirements()} == {
         "mujoco",
         "mujoco-warp",
