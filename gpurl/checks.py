@@ -29,11 +29,18 @@ def choices_of(kind: type) -> Choices:
     return choices
 
 
+def may_be_module(kind: type, name: str) -> bool:
+    """Whether the field `name` takes a module of the user's own, MODULE:CLASS, besides its choices:
+    a dataclass has their names in `may_be_modules`.
+    """
+    return name in getattr(kind, "may_be_modules", ())
+
+
 def check_choices(config: object) -> None:
     """UsageError for a field of `config` that is none of its `choices`."""
     for name, known in choices_of(type(config)).items():
         value = getattr(config, name)
-        is_module = name in getattr(config, "may_be_modules", ()) and ":" in str(value)
+        is_module = ":" in str(value) and may_be_module(type(config), name)
         if value not in known and not is_module:
             # all of them follow, so only a slip of the keyboard is worth a guess
             guess = did_you_mean(str(value), known, cutoff=0.75)

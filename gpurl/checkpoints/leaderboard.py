@@ -4,6 +4,7 @@
 On other storage there are the same files; a folder has a copy of them, from which is loaded.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -83,8 +84,8 @@ class Leaderboard:
             with self._lock():
                 if not (folder / FILE).exists():
                     self._write_copy(())
-                if storage is not None and not self._is_stored():
-                    self._store_copy(storage)
+                if storage is not None:
+                    self._begin_storage(storage)
         except (OSError, Timeout) as error:
             why = getattr(error, "strerror", None) or error
             place = folder if storage is None else storage.url
@@ -92,8 +93,11 @@ class Leaderboard:
                 f"the leaderboard {place} cannot be written: {why}; choose another folder"
             ) from error
 
-    def _store_copy(self, storage: Storage) -> None:
-        """Begin the leaderboard there, with what the copy has of one that was lost."""
+    def _begin_storage(self, storage: Storage) -> None:
+        """Where there is no leaderboard yet, or none any more, begin one with what the copy has."""
+        with contextlib.suppress(FileNotFoundError):
+            storage.read_file(FILE, MAX_JSON_BYTES)
+            return
         known = []
         for each in self._read(self.folder):
             name = f"{ENTRIES}/{each.name}/{step_name(each.step)}"
@@ -151,14 +155,6 @@ class Leaderboard:
         place = self.folder / ENTRIES / entry.name
         shutil.rmtree(place, ignore_errors=True)
         os.replace(fetched.parent, place)
-        return True
-
-    def _is_stored(self) -> bool:
-        assert self.storage is not None
-        try:
-            self.storage.read_file(FILE, MAX_JSON_BYTES)
-        except FileNotFoundError:
-            return False
         return True
 
     @staticmethod

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import tyro
 
 from gpurl.algorithms import config_class, resolve_algorithm
-from gpurl.checks import Choices, check_choices, choices_of
+from gpurl.checks import Choices, check_choices, choices_of, may_be_module
 from gpurl.cli.env_options import members_class, options_class, ranges_class
 from gpurl.cli.flags import MODULE, WHOLE_NUMBERS, check_flags, check_known_flags, flag_name
 from gpurl.cli.names_page import HELP, names_page
@@ -552,7 +552,7 @@ def _kinds(config: type, group: str = "") -> dict[str, object]:
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             kinds |= _kinds(hint, f"{flag}.")
         elif name in choices:
-            others = (MODULE,) if name in getattr(config, "may_be_modules", ()) else ()
+            others = (MODULE,) if may_be_module(config, name) else ()
             kinds[flag] = typing.Literal[choices[name] + others]
         elif typing.get_origin(hint) is not ClassVar:
             kinds[flag] = hint
