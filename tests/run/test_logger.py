@@ -24,6 +24,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 from gpurl.api import train
 from gpurl.run import logger as module
 from gpurl.run.logger import ALIASES, NON_FINITE, Logger, in_style
+from gpurl.run.metric_help import METRIC_HELP
 from tests.small_runs import OFF_POLICY, small_settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -65,6 +66,15 @@ def test_every_metric_of_a_training_is_explained(tmp_path: Path, algorithm: str)
     assert {"eval/mean_reward", "time/fps", "train/n_updates"} <= set(tags)
     unexplained = [tag for tag in tags if not shown.SummaryMetadata(tag).summary_description]
     assert unexplained == []
+
+
+def test_a_metric_is_explained_once(tmp_path: Path) -> None:
+    file = module._EventFile(tmp_path, 0)
+    for step in range(3):
+        file.write_scalars(step, 0.0, {"time/fps": 1.0})
+    file.close()
+    (written,) = tmp_path.iterdir()
+    assert written.read_bytes().count(METRIC_HELP["time/fps"].encode()) == 1
 
 
 # ---- both files ----
