@@ -231,9 +231,7 @@ def run(
         cleanup.callback(torch.set_num_threads, torch.get_num_threads())
         matmul = torch.backends.cuda.matmul
         cleanup.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
-        eval_env = None
-        if is_first:
-            eval_env = evaluation_env(settings, device, is_given=env is not None)
+        eval_env = evaluation_env(settings, device, env is not None, ranks)
         if eval_env is not None:
             cleanup.callback(eval_env.close)
         if env is None:
@@ -273,18 +271,21 @@ def run(
                 before = parts["meta"]["settings"]
                 trainer.engine.notes[:0] = resume_notes(before, settings, trainer.steps, record)
         # train, then compare with the scripted policy and draw the curve
-        if not is_first:
-            return Run(trainer.folder, _run_silently(trainer), {}, rank=ranks.index)
-        folder = trainer.folder if home is None else trainer.folder.relative_to(home)
+        folder = trainer.folder
+        if home is not None and is_first:
+            folder = folder.relative_to(home)
         if parts is None and config.run_dir is None:  # for who looks while it trains
             trainer.engine.notes.append(f"logs to {folder}")
-        outcome = _run_logged(trainer, is_resumed=parts is not None)
+        if is_first:
+            outcome = _run_logged(trainer, is_resumed=parts is not None)
+        else:
+            outcome = _run_silently(trainer)
         baseline = {}
         if draws and eval_env is not None:
-            baseline = _scripted_baseline(outcome, eval_env, config)
-        if draws:
+            baseline = _scripted_baseline(outcome, eval_env, config, ranks)
+        if draws and is_first:
             _draw_curve(trainer.folder, baseline)
-        return Run(folder, outcome, baseline)
+        return Run(folder, outcome, baseline, rank=ranks.index)
 
 
 def _device_of_run(name: str, is_resumed: bool) -> torch.device:
@@ -364,15 +365,18 @@ def _tracked_summary(trainer: Trainer, ended_by: str) -> dict[str, Json]:
     return summary
 
 
-def _scripted_baseline(outcome: Outcome, env: VecEnv, config: TrainConfig) -> dict[str, float]:
+def _scripted_baseline(
+    outcome: Outcome, env: VecEnv, config: TrainConfig, ranks: Alone
+) -> dict[str, float]:
     """The evaluation of the environment's scripted policy; {} if it has none, if its episodes do
-    not end, or after a signal.
+    not end, or after a signal to one of the ranks.
     """
     act = scripted(env)
-    if act is None or outcome.signal_number is not None or not outcome.evaluation:
+    (was_signaled,) = ranks.any(outcome.signal_number is not None)
+    if act is None or was_signaled or not outcome.evaluation:
         return {}
     try:
-        values = evaluate(act, env, config.eval_episodes, seed=EVAL_SEED)
+        values = evaluate(act, env, config.eval_episodes, seed=EVAL_SEED, ranks=ranks)
     except EndlessEpisodeError:
         return {}
     return values if values["eval/episodes"] else {}

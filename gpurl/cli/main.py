@@ -10,12 +10,13 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from gpurl.errors import CheckpointError, GpurlError, UsageError, did_you_mean
+from gpurl.errors import CheckpointError, GpurlError, RankError, UsageError, did_you_mean
 from gpurl.run.terminal import fill_standard_streams, say
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or nu
 Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint,
 6 another process of the run, 129, 130, 143, 152 stopped by a signal.
 """
+FAULT_SECONDS = 2.0  # that a rank waits after the error of another one
 
 
 def run() -> NoReturn:
@@ -114,6 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
 
             if hint := module_hint(words, str(error)):
                 say(hint, is_error=True)
+        if isinstance(error, RankError):
+            time.sleep(FAULT_SECONDS)  # the rank at fault ends first: its exit code counts
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -1,10 +1,11 @@
 """Greedy evaluation in separate environments: of every environment a number of first episodes that
-is decided before, so short ones are not favoured.
+is decided before, so short ones are not favoured. Several processes play a part each.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from gpurl.engine.graphs import WARM_UPS, Backend, in_place
 from gpurl.envs.vec_env import ShareSeeds, VecEnv
 from gpurl.errors import EndlessEpisodeError, NonFiniteError, first_line
 from gpurl.guards.contract import reset_env, step_env
+from gpurl.nn.ranks import ALONE, Alone
 from gpurl.run.display import counted
 from gpurl.run.settings import TrainConfig
 
@@ -80,19 +82,24 @@ class Player:
         policy_state: PolicyState = (),
         graphs: Backend | None = None,
         members: int = 1,
+        ranks: Alone = ALONE,
     ) -> None:
         """episodes: all that are counted; policy_state: before the first step. graphs: for a
         `graph_safe` environment only. members: of a population, each with an equal share of the
-        environments, in which it plays `episodes` episodes, the same ones as the others.
+        environments, in which it plays `episodes` episodes, the same ones as the others. ranks:
+        the processes that play them together, each in its environments.
         """
         self.act = act
         self.env = env
         self.members = members
+        self.ranks = ranks
         # how many each environment plays is decided before, however short its own are
         share = env.num_envs // members
-        whole, rest = divmod(episodes, share)
-        quota = whole + (torch.arange(share, device=env.device) < rest).long()
-        self.quota = quota.repeat(members)  # [N]
+        sizes = ranks.share(share)
+        self.num_envs = members * sum(sizes)
+        whole, rest = divmod(episodes, sum(sizes))
+        index = sum(sizes[: ranks.index]) + torch.arange(share, device=env.device)
+        self.quota = (whole + (index < rest).long()).repeat(members)  # [N]
         self.max_quota = whole + bool(rest)
         self.first_policy_state = policy_state
         self.graphs = graphs
@@ -133,20 +140,40 @@ class Player:
         if max_steps is None:
             # twice, since an environment may count its own steps or reset in a step of its own
             max_steps = MAX_STEPS if limit is None else 2 * limit + LOOK_EVERY
+        with self._stopping_together():
+            endless = self._play_all(seed, max_steps, should_stop)
+        num_endless = sum(self.ranks.share(endless))
+        if not num_endless:
+            return self._statistics()
+        why = f"max_episode_steps is {limit}"
+        if limit is None:
+            why = "there is no time limit: set max_episode_steps, or end them in the environment"
+        raise EndlessEpisodeError(
+            f"{type(self.env).__name__}: episodes of {num_endless} of {self.num_envs} environments "
+            f"did not end in {max_steps:,} steps; {why}"
+        )
+
+    def _play_all(self, seed: int, max_steps: int, should_stop: Callable[[], object]) -> int:
+        """Play the episodes of these environments; returns in how many they did not end."""
         self._begin(seed)
         # look rarely whether all have ended: each look waits for the device
         for _ in range(0, max_steps * self.max_quota, LOOK_EVERY):
             self._play_some(should_stop)
             ended = self.finished >= self.quota
             if bool(ended.all()):
-                return self._statistics()
-        why = f"max_episode_steps is {limit}"
-        if limit is None:
-            why = "there is no time limit: set max_episode_steps, or end them in the environment"
-        raise EndlessEpisodeError(
-            f"{type(self.env).__name__}: episodes of {int((~ended).sum())} of {self.env.num_envs} "
-            f"environments did not end in {max_steps:,} steps; {why}"
-        )
+                return 0
+        return int((~ended).sum())
+
+    @contextmanager
+    def _stopping_together(self) -> Iterator[None]:
+        """A `with` block after which all ranks are Stopped if one of them is."""
+        was_stopped = False
+        try:
+            yield
+        except Stopped:
+            was_stopped = True
+        if any(self.ranks.any(was_stopped)):
+            raise Stopped
 
     def max_seconds(self, should_stop: Callable[[], object]) -> float:
         """The seconds that `play` takes if all episodes reach the time limit, measured by a few
@@ -154,9 +181,10 @@ class Player:
         """
         if self.env.max_episode_steps is None:
             return 0.0
-        self._begin(EVAL_SEED)
-        began = time.monotonic()
-        self._play_some(should_stop)
+        with self._stopping_together():
+            self._begin(EVAL_SEED)
+            began = time.monotonic()
+            self._play_some(should_stop)
         seconds = (time.monotonic() - began) / LOOK_EVERY
         return seconds * self.env.max_episode_steps * self.max_quota
 
@@ -230,8 +258,9 @@ class Player:
         self.finished += counts
 
     def _statistics(self) -> list[dict[str, float]]:
-        """On the host; without a finite episode they are NaN."""
-        return [self._of_member(*sums) for sums in self.sums.tolist()]
+        """On the host, of all ranks; without a finite episode they are NaN."""
+        sums = torch.tensor(self.ranks.share(self.sums.tolist()), dtype=torch.float64).sum(0)
+        return [self._of_member(*of_member) for of_member in sums.tolist()]
 
     @staticmethod
     def _of_member(
@@ -257,9 +286,11 @@ def evaluate(
     seed: int = 0,
     max_steps: int | None = None,
     should_stop: Callable[[], object] = bool,
+    ranks: Alone = ALONE,
 ) -> dict[str, float]:
     """One evaluation without graphs, see `Player`."""
-    return Player(act, env, episodes, policy_state).play(seed, max_steps, should_stop)
+    player = Player(act, env, episodes, policy_state, ranks=ranks)
+    return player.play(seed, max_steps, should_stop)
 
 
 def of_population(values: Sequence[dict[str, float]], is_lost: Sequence[bool]) -> dict[str, float]:
@@ -282,9 +313,14 @@ def of_population(values: Sequence[dict[str, float]], is_lost: Sequence[bool]) -
 class Evaluations:
     """The evaluations of a run: when the next one is due, the newest values and the best return."""
 
-    def __init__(self, env: VecEnv | None, env_name: str, config: TrainConfig) -> None:
-        """env: for evaluation only; None if it cannot exist beside the training environments."""
+    def __init__(
+        self, env: VecEnv | None, env_name: str, config: TrainConfig, ranks: Alone = ALONE
+    ) -> None:
+        """env: for evaluation only; None if it cannot exist beside the training environments.
+        ranks: the processes that evaluate together; the first one's clock counts.
+        """
         self.env = env
+        self.ranks = ranks
         self.env_name = env_name
         self.episodes = config.eval_episodes
         # of a population NaN costs one member's episodes, not the run
@@ -358,7 +394,7 @@ class Evaluations:
         # the first evaluation may take long: it waits, too
         if self.may_wait and self.next_seconds is None and seconds < math.inf:
             self.next_seconds = player.max_seconds(should_stop)
-            if not self.is_due(steps, seconds):
+            if not self.ranks.of_first(self.is_due(steps, seconds)):
                 return {}
         # play the episodes
         self.next_at = (steps // self.every + 1) * self.every
@@ -404,7 +440,7 @@ class Evaluations:
             policy_state = first.initial_policy_state(env.num_envs)
             backend = graphs() if env.graph_safe else None
             count = len(policies)
-            player = Player(act, env, self.episodes, policy_state, backend, count)
+            player = Player(act, env, self.episodes, policy_state, backend, count, self.ranks)
             self._player = player
         return player
 

@@ -295,10 +295,11 @@ def _fastest_threads(algorithm: Algorithm) -> int:
 
 
 def evaluation_env(
-    settings: Settings, device: torch.device, is_given: bool = False
+    settings: Settings, device: torch.device, is_given: bool = False, ranks: Alone = ALONE
 ) -> VecEnv | None:
-    """Environments for evaluation only, at most one an episode and at most as many as training has.
-    None if they cannot exist beside those. is_given: the user made the training environments.
+    """Environments for evaluation only, of a rank, of all at most one an episode and at most as
+    many as training has. None if they cannot exist beside those. is_given: the user made the
+    training environments.
     """
     config = settings.train
     count = min(config.eval_episodes, config.num_envs)
@@ -306,8 +307,13 @@ def evaluation_env(
         return None
     env_class, named = resolve_env(settings.env)
     if not is_given and not env_class.exists_once({**named, **settings.env_options}):
-        count *= config.population
-        return make_env(settings.env, count, device, EVAL_SEED, **settings.env_options)
+        # every rank has one, even if there are fewer episodes
+        indices = torch.arange(max(count * config.population, ranks.count))
+        mine = indices.tensor_split(ranks.count)[ranks.index]
+        first = int(mine[0])
+        env = make_env(settings.env, len(mine), device, EVAL_SEED + first, **settings.env_options)
+        env.begin_at(first)
+        return env
     if config.stop_return is not None:
         raise UsageError(
             f"stop_return needs evaluations during training, but {settings.env} can exist only "

@@ -67,7 +67,7 @@ class Trainer:
         self.ranks = engine.ranks
         self.is_first = self.ranks.index == 0
         self.folder = folder
-        self.evaluations = Evaluations(eval_env, settings.env, settings.train)
+        self.evaluations = Evaluations(eval_env, settings.env, settings.train, self.ranks)
         self.callbacks = Callbacks(callbacks)
         # what a controller outside of the simulator needs, for exports
         env = engine.env.env if isinstance(engine.env, AppendPrivilegedState) else engine.env
@@ -135,7 +135,7 @@ class Trainer:
                 # evaluate the final policy
                 is_due = self.is_first and self.evaluations.last_at != self.steps
                 if reason != "signal" and any(self.ranks.any(is_due)):
-                    if self.is_first and self.evaluations.end_training(self.env):
+                    if self.evaluations.end_training(self.env):
                         self.env_state = copy.deepcopy(self.env.state_dict())
                     with self._interruptible(stop):
                         self._evaluate(reporter, stop, math.inf)
@@ -240,29 +240,19 @@ class Trainer:
         and save the best policy so far. Raises Stopped if a signal arrives meanwhile.
         """
         stages = self.engine.stages
-        values: dict[str, float] = {}
-        was_stopped = False
-        if self.is_first:
-            try:
-                values = self.evaluations.play(
-                    self.engine.policies,
-                    self.steps,
-                    lambda: stop.signal_number,
-                    stages.beside if isinstance(stages, Graphed) else lambda: None,
-                    seconds,
-                )
-            except Stopped:
-                was_stopped = True
-        is_best = self.evaluations.best_at == self.steps
-        values, was_stopped, is_best = self.ranks.of_first([values, was_stopped, is_best])
-        if was_stopped:
-            raise Stopped
+        values = self.evaluations.play(
+            self.engine.policies,
+            self.steps,
+            lambda: stop.signal_number,
+            stages.beside if isinstance(stages, Graphed) else lambda: None,
+            seconds,
+        )
         reporter.warn(self.evaluations.warnings)
         if not values:
             return
         reporter.write(values)
         self.callbacks.call("after_evaluation", self.view, values)
-        if is_best:
+        if self.evaluations.best_at == self.steps:
             self.save(reporter.display)
 
     # ---- checkpoints ----

@@ -109,7 +109,7 @@ def test_what_no_process_should_start_with_is_refused(
 
 def test_the_exit_code_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
     words = [*WORDS, "--processes", "2", "--run-dir", str(tmp_path / "run")]
-    words[2] = "tests.run.test_ranks:Breaking"
+    words[2] = "tests.run.test_ranks:LeavingSlowly"
     launcher = start(words)
     _, errors = launcher.communicate(timeout=120)
     assert launcher.returncode == 3, errors

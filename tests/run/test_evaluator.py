@@ -13,13 +13,17 @@ from gpurl.algorithms.base import PolicyState
 from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import State
-from gpurl.envs.vec_env import Timestep
+from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.errors import EndlessEpisodeError
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.ranks import ALONE, Alone
 from gpurl.run import evaluator
-from gpurl.run.evaluator import Evaluations, Player, evaluate
-from gpurl.run.settings import TrainConfig
+from gpurl.run.evaluator import Evaluations, Player, Stopped, evaluate
+from gpurl.run.settings import TrainConfig, make_settings
+from gpurl.run.setup import evaluation_env
 from tests.fake_graphs import FakeGraphs
+from tests.thread_ranks import ThreadRank, together
 from tests.tiny_envs import AlternatingEnv
 
 
@@ -274,3 +278,95 @@ def test_without_a_time_limit_the_first_evaluation_is_at_once(
     waiting.env.max_episode_steps = None
     player = waiting._player_of((policy_for(waiting),), waiting.env, lambda: None)
     assert player.max_seconds(bool) == 0.0
+
+
+# ---- on several ranks ----
+
+
+def swinging(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+    return -0.5 * obs[:, 2:], policy_state
+
+
+def pendulums(episodes: int, ranks: Alone = ALONE) -> VecEnv:
+    """The environments of a rank for an evaluation of a training on eight."""
+    settings = make_settings("ppo", "pendulum", num_envs=8, eval_episodes=episodes)
+    env = evaluation_env(settings, torch.device("cpu"), ranks=ranks)
+    assert env is not None
+    return env
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 5, 8, 13])
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_play_the_episodes_of_one_process_a_part_each(count: int, episodes: int) -> None:
+    alone = pendulums(episodes)
+    expected = evaluate(swinging, alone, episodes)
+
+    def play_part(ranks: ThreadRank) -> tuple[int, int, dict[str, float]]:
+        env = pendulums(episodes, ranks)
+        player = Player(swinging, env, episodes, ranks=ranks)
+        return env.num_envs, int(player.quota.sum()), player.play()
+
+    sizes, quotas, values = zip(*together(count, play_part))
+    assert sum(quotas) == expected["eval/episodes"] == episodes
+    assert sum(sizes) == max(alone.num_envs, count)
+    assert max(sizes) - min(sizes) <= 1
+    for of_rank in values:
+        assert of_rank == pytest.approx(expected, rel=1e-12)
+
+
+class Ending(AlternatingEnv):
+    """Ends its episodes at once, or not before the time limit."""
+
+    max_episode_steps = 50
+    is_endless = False
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        next_state, reward, ended = super().transition(state, action, rng)
+        return next_state, reward, torch.full_like(ended, not self.is_endless)
+
+
+def standing_still(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+    return torch.zeros(len(obs), dtype=torch.int64), policy_state
+
+
+def test_endless_episodes_of_one_rank_end_the_evaluation_of_all() -> None:
+    def play_part(ranks: ThreadRank) -> str:
+        env = Ending(2 + ranks.index)
+        env.is_endless = ranks.index == 1
+        with pytest.raises(EndlessEpisodeError) as error:
+            Player(standing_still, env, 5, ranks=ranks).play(max_steps=20)
+        return str(error.value)
+
+    first, second = together(2, play_part)
+    assert first == second
+    assert "episodes of 3 of 5 environments did not end in 20 steps" in first
+
+
+@pytest.mark.parametrize("method", [Player.play, Player.max_seconds])
+def test_a_stop_of_one_rank_ends_the_evaluation_of_all(method: Callable[..., object]) -> None:
+    def play_part(ranks: ThreadRank) -> None:
+        looks = iter(range(1000))
+        player = Player(standing_still, Ending(2), 4, ranks=ranks)
+        with pytest.raises(Stopped):
+            method(player, should_stop=lambda: ranks.index == 1 and next(looks) == 3)
+
+    together(2, play_part)
+
+
+def test_the_first_ranks_clock_decides_whether_to_evaluate() -> None:
+    def play_part(ranks: ThreadRank) -> list[dict[str, float]]:
+        config = TrainConfig(total_steps=1000, eval_episodes=4)
+        # long after the start by rank 1's clock only, then by rank 0's only
+        played = []
+        for seconds in ((1e-9, 1e9), (1e9, 1e-9)):
+            evaluations = Evaluations(Ending(2), "ending", config, ranks)
+            policies = (policy_for(evaluations),)
+            played.append(evaluations.play(policies, 100, bool, seconds=seconds[ranks.index]))
+        return played
+
+    first, second = together(2, play_part)
+    assert first == second
+    assert first[0] == {}
+    assert first[1]["eval/episodes"] == 4

@@ -2,6 +2,7 @@
 processes continues their checkpoints, and a rank that is missing is named.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -159,6 +160,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "images": {"env": "catch"},
     "gymnasium": {"env": "gymnasium_cpu:CartPole-v1"},
     "nan": {"env": "tests.run.test_ranks:Spoiling", "nan": "skip", "normalize_obs": True},
+    # the training environments play the evaluation
+    "single": {"env": "tests.run.test_ranks:Single", "eval_episodes": 5},
 }
 
 
@@ -183,9 +186,9 @@ def test_ppo_on_ranks_is_ppo_in_one_process(variant: str, forks: Forks, tmp_path
     assert {each.name for each in tmp_path.iterdir()} == {
         f"{name}{count}" for name in ("run", "said") for count in counts
     }
-    if variant == "plain":
+    if episodes := VARIANTS[variant].get("eval_episodes"):
         evaluations = [state_of(tmp_path / f"run{n}")["trainer"]["evaluation"] for n in (1, 2)]
-        assert evaluations[1]["eval/episodes"] == 4.0
+        assert evaluations[1]["eval/episodes"] == episodes
         assert evaluations[1] == pytest.approx(evaluations[0], rel=1e-4)
 
 
@@ -408,6 +411,21 @@ class Breaking(Pendulum):
         if self.steps == 20 and self.first_env:
             raise ValueError("the third environment breaks")
         return super().transition(state, action, rng)
+
+
+class LeavingSlowly(Breaking):
+    """Its process takes longer to end than that of a rank that only hears of the error."""
+
+    def begin_at(self, first: int) -> None:
+        super().begin_at(first)
+        if first:
+            atexit.register(time.sleep, 1.0)
+
+
+class Single(Pendulum):
+    """Exists once in a process."""
+
+    single_instance = True
 
 
 class Spoiling(Breaking):
