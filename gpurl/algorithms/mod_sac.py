@@ -47,7 +47,6 @@ class ModSAC(SAC):
     """
 
     config: ModSACConfig
-    takes_ranks = False
     has_target_actor = True
     log_temperature_limits = (-16.0, 2.0)
     loss_mean: Tensor  # 0-d
@@ -84,8 +83,8 @@ class ModSAC(SAC):
         loss, metrics = self.soft_actor_loss(batch["obs"], output)
         log_std = output.chunk(2, dim=1)[1]
         # the gradient of a variance by its mean is 0
-        mean = log_std.detach().mean(0).expand_as(log_std)
-        variance = functional.mse_loss(log_std, mean)
+        mean = self.ranks.average(log_std.detach().mean(0))
+        variance = functional.mse_loss(log_std, mean.expand_as(log_std))
         return torch.add(loss, variance, alpha=self.config.std_penalty), metrics
 
     def actor_optimizer_step(self, loss: Tensor) -> Tensor:

@@ -146,11 +146,6 @@ class OffPolicy(Algorithm):
         }
         self.is_random = False  # whether actions are random; `schedule` sets it
 
-    def ranks_obstacle(self) -> str:
-        if self.config.prioritized:
-            return "prioritized draws by the priorities of the whole replay buffer, leave it out"
-        return super().ranks_obstacle()
-
     def set_symmetry(self, mirror: Mirror, name: str) -> None:
         self.refuse_mirrored_images(name)
         if self.takes_agents:
@@ -270,6 +265,7 @@ class OffPolicy(Algorithm):
                 alpha=config.per_alpha,
                 beta=config.per_beta,
                 decay=config.priority_decay,
+                ranks=self.ranks,
             )
         else:
             self.replay = Replay(*arguments)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpurl.buffers.replay import Replay, State
 from gpurl.errors import UsageError
 from gpurl.kernels.prioritized import prioritized_draw, prioritized_update
+from gpurl.nn.ranks import ALONE, Alone
 
 MIN_ERROR = 1e-6  # so that every transition can be sampled again
 
@@ -17,6 +18,9 @@ MIN_ERROR = 1e-6  # so that every transition can be sampled again
 class PrioritizedReplay(Replay):
     """P(i) = p_i / sum p with p = (error + MIN_ERROR) ** alpha; weights (P_min / P_i) ** beta, with
     the smallest P of the batch.
+
+    Each of G ranks draws its part of a batch from its own transitions, by P(i) = p_i / (G sum p)
+    with its own sum: that is what the weights of all correct for.
 
     New transitions get the maximum priority so far. It decays by the factor `decay` an update
     towards the minimum, so that one large early error does not dominate for ever. beta goes from
@@ -31,9 +35,11 @@ class PrioritizedReplay(Replay):
         alpha: float = 0.5,
         beta: float = 0.4,
         decay: float = 0.999,
+        ranks: Alone = ALONE,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
+        self.ranks = ranks
         self.alpha = alpha
         self.initial_beta = beta
         self.decay = decay
@@ -65,6 +71,8 @@ class PrioritizedReplay(Replay):
         # importance-sampling weights, relative to the least probable transition of the batch
         counts = probability * batch["weight"] > 0
         lowest = torch.where(counts, probability, torch.inf).min()
+        if self.ranks.count > 1:
+            lowest = self.ranks.stack(lowest).min()
         batch["weight"] = torch.where(counts, (lowest / probability) ** self.beta, 0.0)
         return batch
 
@@ -83,6 +91,8 @@ class PrioritizedReplay(Replay):
         # 0
         decayed = torch.lerp(self.min_priority, self.max_priority, self.decay)
         torch.maximum(decayed, priority.max(), out=self.max_priority)
+        if self.ranks.count > 1:  # each has new transitions of the same priority
+            self.max_priority.copy_(self.ranks.stack(self.max_priority).max())
         prioritized_update(self.priority.view(-1), index, priority)
 
     def set_progress(self, progress: float) -> None:

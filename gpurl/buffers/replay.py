@@ -24,7 +24,9 @@ from gpurl.kernels.replay import (
     ring_bytes,
 )
 
-COLUMNS = ("obs", "numbers", "flags", "slot")  # of a step: [T, N, ...]
+# of a step: [T, N, ...]; priorities in a prioritised buffer only
+COLUMNS = ("obs", "numbers", "flags", "slot")
+MAY_HAVE = ("priority",)
 State = dict[str, Any]  # tensors, and nested states, for a checkpoint
 
 
@@ -177,7 +179,8 @@ def joined_states(states: Sequence[State], num_final: int) -> State:
     num_final: final observations that it stores; of more, the newest are kept.
     """
     num_envs = states[0]["flags"].shape[1]
-    columns = {name: torch.cat([each[name] for each in states], 1) for name in COLUMNS}
+    names = [name for name in COLUMNS + MAY_HAVE if name in states[0]]
+    columns = {name: torch.cat([each[name] for each in states], 1) for name in names}
     newest = torch.cat([each["final_obs"][-num_envs:] for each in states])
     ends = [_known_ends(each) for each in states]
     row = torch.cat([end[0] for end in ends])
@@ -189,7 +192,8 @@ def joined_states(states: Sequence[State], num_final: int) -> State:
 def state_of_envs(state: State, first: int, num_envs: int, num_final: int) -> State:
     """The state of a buffer with some of the environments of another: first, first + 1, ..."""
     end = first + num_envs
-    columns = {name: state[name][:, first:end].contiguous() for name in COLUMNS}
+    names = [name for name in COLUMNS + MAY_HAVE if name in state]
+    columns = {name: state[name][:, first:end].contiguous() for name in names}
     of_all = state["flags"].shape[1]
     newest = state["final_obs"][-of_all:][first:end]
     row, env, final_obs = _known_ends(state)

@@ -67,7 +67,11 @@ def test_an_update_of_ranks_is_that_of_one_process(name: str) -> None:
             algorithm.update_step(dict(rows), number)
             algorithm.update_random.advance()
             algorithm.choice_random.advance()
-        return {key: value.clone() for key, value in algorithm.state_dict().items()}
+        # weights hide the size of a gradient, moments do not
+        state = algorithm.state_dict()
+        for key, optimizer in algorithm.optimizers.items():
+            state |= {f"{key} {name}": each for name, each in optimizer.state_dict().items()}
+        return {key: value.clone() for key, value in state.items()}
 
     before = {key: value.clone() for key, value in alone.state_dict().items()}
     expected = learned(alone, batch)
@@ -81,7 +85,8 @@ def test_an_update_of_ranks_is_that_of_one_process(name: str) -> None:
     for key, value in expected.items():
         assert torch.equal(first[key], second[key]), key
         torch.testing.assert_close(first[key], value, rtol=1e-4, atol=2e-6, msg=key)
-        moved = max(moved, float((value.double() - before[key].double()).abs().max()))
+        if key in before:
+            moved = max(moved, float((value.double() - before[key].double()).abs().max()))
     assert moved > 1e-4
 
 
@@ -174,9 +179,7 @@ def test_advantages_are_normalised_over_the_minibatch_of_all_ranks(masked: bool)
 @pytest.mark.parametrize(
     ("name", "settings", "text"),
     [
-        ("mod_sac", {}, "what one process alone knows"),
         ("flash_sac", {}, "what one process alone knows"),
-        ("rainbow", {"prioritized": True}, "prioritized draws by"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused(name: str, settings: dict[str, Any], text: str) -> None:

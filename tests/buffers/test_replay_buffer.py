@@ -15,6 +15,8 @@ from gpurl.kernels import c_library
 from gpurl.kernels.prioritized import prioritized_draw
 from gpurl.kernels.random import CounterRandom, RandomStreams
 from gpurl.kernels.replay import BROKEN, TRUNCATED, replay_sample
+from gpurl.nn.ranks import ALONE, Alone
+from tests.thread_ranks import ThreadRank, together
 
 ENVS = 4
 COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,), "extra": ()}
@@ -39,10 +41,16 @@ def uniform(size: int = 40, **options: object) -> Replay:
 
 
 def prioritized(
-    size: int = 40, alpha: float = 0.6, beta: float = 0.4, decay: float = 1.0
+    size: int = 40,
+    alpha: float = 0.6,
+    beta: float = 0.4,
+    decay: float = 1.0,
+    ranks: Alone = ALONE,
 ) -> PrioritizedReplay:
     arguments = size, ENVS, (3,), COLUMNS, torch.device("cpu")
-    return PrioritizedReplay(*arguments, alpha=alpha, beta=beta, decay=decay)
+    replay = PrioritizedReplay(*arguments, alpha=alpha, beta=beta, decay=decay, ranks=ranks)
+    replay.random.begin_at(ranks.index)
+    return replay
 
 
 def saved(replay: Replay) -> dict[str, Any]:
@@ -196,6 +204,43 @@ def test_weights_take_back_the_bias_of_the_draws() -> None:
         rtol=1e-5,
         atol=0,
     )
+
+
+def test_the_weights_of_ranks_take_back_the_bias_of_all_draws() -> None:
+    """Each rank draws the same number, whatever the sum of its priorities: a transition of the rank
+    with the lower sum is more probable, and weighs less.
+    """
+
+    def of_rank(rank: ThreadRank) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        replay, columns = prioritized(beta=1.0, ranks=rank), steps(10, seed=rank.index)
+        columns["extra"] += 10.0 * rank.index
+        replay.add(columns)
+        errors = torch.linspace(0.1, 5.0, 40) ** (1 + rank.index)
+        replay.update_priorities(torch.arange(40), errors)
+        drawn = replay.sample(20_000, 0.9)
+        priority = ((errors + MIN_ERROR) ** 0.6).double()
+        probability = priority / priority.sum() / rank.count
+        return probability[drawn["index"]], drawn["weight"], drawn["extra"], columns["extra"]
+
+    probability, weight, extra, stored = (
+        torch.cat([each.double().flatten() for each in of_ranks])
+        for of_ranks in zip(*together(2, of_rank))
+    )
+    torch.testing.assert_close(weight, probability.min() / probability, rtol=1e-5, atol=0)
+    estimate = (weight * extra).sum() / weight.sum()
+    assert float(estimate) == pytest.approx(float(stored.mean()), abs=0.1)
+
+
+def test_new_transitions_of_all_ranks_have_the_largest_priority_of_all() -> None:
+    def of_rank(rank: ThreadRank) -> Tensor:
+        replay = prioritized(decay=0.5, ranks=rank)
+        replay.add(steps(1))
+        replay.update_priorities(torch.arange(4), torch.full((4,), 3.0 + 4.0 * rank.index))
+        replay.add(steps(1))
+        return replay.priority[1]
+
+    for new in together(2, of_rank):
+        assert new.tolist() == pytest.approx([(7.0 + MIN_ERROR) ** 0.6] * 4)
 
 
 def test_what_is_not_learnt_from_weighs_nothing_and_lowers_no_other_weight() -> None:

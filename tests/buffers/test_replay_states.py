@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay, joined_states, state_of_envs
 
 ENVS, HALF, ROWS = 6, 3, 8
@@ -114,3 +115,27 @@ def test_of_more_ends_than_a_buffer_stores_the_newest_are_kept() -> None:
     assert int((replay.ring.owner >= 0).sum()) == count
     newest_lost = int(rows.max())
     assert not bool((got["weight"][order][newest_lost + 2 :] == 0).any())
+
+
+def test_priorities_follow_their_environments() -> None:
+    def prioritized(num_envs: int) -> PrioritizedReplay:
+        device = torch.device("cpu")
+        return PrioritizedReplay(ROWS * num_envs, num_envs, (3,), COLUMNS, device)
+
+    parts = [prioritized(HALF), prioritized(HALF)]
+    for seed in range(5):
+        for rank, part in enumerate(parts):
+            columns = steps(1, seed).items()
+            part.add({name: each.chunk(2, 1)[rank].clone() for name, each in columns})
+    for rank, part in enumerate(parts):
+        part.priority[:5] = torch.rand(5, HALF, generator=torch.Generator().manual_seed(rank))
+    whole = prioritized(ENVS)
+    states = [part.state_dict() for part in parts]
+    whole.load_state_dict(joined_states(states, whole.num_final(ENVS)))
+    assert torch.equal(whole.priority, torch.cat([part.priority for part in parts], 1))
+    for rank, part in enumerate(parts):
+        mine = prioritized(HALF)
+        mine.load_state_dict(
+            state_of_envs(whole.state_dict(), rank * HALF, HALF, mine.num_final(HALF))
+        )
+        assert torch.equal(mine.priority, part.priority)

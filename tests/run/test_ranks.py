@@ -248,9 +248,12 @@ def test_a_run_continues_on_any_number_of_ranks(forks: Forks, tmp_path: Path) ->
     assert state_of(tmp_path / "run")["trainer"]["obs"].shape[0] == 4
 
 
-def test_a_replay_buffer_is_saved_of_all_ranks_and_shared_out(forks: Forks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_replay_buffer_is_saved_of_all_ranks_and_shared_out(
+    prioritized: bool, forks: Forks, tmp_path: Path
+) -> None:
     """Filled by random actions it is that of one process; learning goes on from it at once."""
-    early = SAC | {"save_replay": True, "total_steps": 32}
+    early = SAC | {"save_replay": True, "total_steps": 32, "prioritized": prioritized}
     for count in (1, 2):
         place = tmp_path / f"said{count}"
         codes = run_ranks(forks, place, count, run_dir=str(tmp_path / f"run{count}"), **early)
@@ -267,6 +270,9 @@ def test_a_replay_buffer_is_saved_of_all_ranks_and_shared_out(forks: Forks, tmp_
     # of the iterations that end at 64, 96 and 128 steps
     assert int(state["training"]["num_updates"]) == 3 * SAC["updates"]
     assert int(state["replay"]["counts"][0]) == 128 // NUM_ENVS
+    if prioritized:  # transitions that were drawn have others than the new ones
+        assert state["replay"]["priority"].shape == (128 // NUM_ENVS, NUM_ENVS)
+        assert len(state["replay"]["priority"].unique()) > 5
 
 
 # ---- failures ----
