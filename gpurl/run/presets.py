@@ -41,10 +41,9 @@ LEARN_CHASING: Preset = {
 }
 # positions are up to 8, velocities near 1, and values of two actions differ by less than critics
 # err: without normalised observations and a slow actor, a return of 9 falls to -20 again. On 4096
-# environments 8 updates are too few, also with this replay, which holds 976 steps of each
+# environments 8 updates are too few, also with 4 M transitions in the replay buffer
 CHASING: Preset = LEARN_CHASING | {
     "updates": 16,
-    "replay_size": 4_000_000,
     "actor_learning_rate": 1e-4,
     "schedule": "linear",
     "normalize_obs": True,
