@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -115,18 +115,32 @@ def class_of_env(kind: type[gymnasium.Env]) -> type[VecEnv]:
     options.
     """
     if kind not in _COPIES:
-        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        options = [each for each in _parameters(kind) if each.kind not in variadic]
-        _COPIES[kind] = class_of_copies(kind, options)
+        _COPIES[kind] = class_of_copies(kind, list(_parameters(kind).values()))
     return _COPIES[kind]
 
 
-def _parameters(kind: type) -> list[inspect.Parameter]:
-    """Of its constructor; annotations that name what only type checkers import stay text."""
+def _parameters(kind: type) -> dict[str, inspect.Parameter]:
+    """Of its constructor without self; if that takes `**options` and passes them on, those of the
+    next base too. Annotations that name what only type checkers import stay text.
+    """
+    found: dict[str, inspect.Parameter] = {}
+    # from the class up, as long as constructors pass options on
+    for base in kind.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        signature = _signature(vars(base)["__init__"])
+        found = dict(list(signature.items())[1:]) | found
+        if all(each.kind != each.VAR_KEYWORD for each in signature.values()):
+            break
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name: each for name, each in found.items() if each.kind not in variadic}
+
+
+def _signature(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     for evaluates in (True, False):
         with contextlib.suppress(Exception):  # of any type: annotations are code
-            return [*inspect.signature(kind, eval_str=evaluates).parameters.values()]
-    return []
+            return inspect.signature(function, eval_str=evaluates).parameters
+    return {}
 
 
 def class_of_copies(
@@ -167,21 +181,9 @@ def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
     If the constructor takes `**options` and passes them on, the parameters of the next base count
     too. `declared_options` of the class are added.
     """
-    shared = {"self", "num_envs", "device", "seed"}
-    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    parameters: dict[str, inspect.Parameter] = {}
-    # from the class up, as long as constructors pass options on
-    for base in env_class.__mro__[:-1]:
-        if "__init__" not in vars(base):
-            continue
-        signature = inspect.signature(vars(base)["__init__"], eval_str=True)
-        parameters = {**signature.parameters, **parameters}
-        if all(parameter.kind != kinds[0] for parameter in signature.parameters.values()):
-            break
+    shared = {"num_envs", "device", "seed"}
     return env_class.declared_options() | {
-        name: parameter
-        for name, parameter in parameters.items()
-        if name not in shared and parameter.kind not in kinds
+        name: parameter for name, parameter in _parameters(env_class).items() if name not in shared
     }
 
 

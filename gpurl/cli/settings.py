@@ -382,7 +382,7 @@ def _with_network(flags: list[str], kinds: Mapping[str, object]) -> list[str]:
         trunk, encoder = f"{word}.trunk", f"{word}.encoder"
         if trunk[2:] in kinds and value not in CONVOLUTIONAL:
             named[place] = trunk
-        elif encoder[2:] in kinds and (value in CONVOLUTIONAL or ":" in value):
+        elif encoder[2:] in kinds and not value.startswith("--"):
             named[place] = encoder
     return named
 

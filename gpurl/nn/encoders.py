@@ -16,13 +16,17 @@ from torch import Tensor, nn
 from gpurl.checks import Choices
 from gpurl.discovery import find_class_at
 from gpurl.envs.observation_groups import Group, GroupedBox, groups_of, is_image
-from gpurl.errors import UsageError, did_you_mean, first_line
+from gpurl.errors import GpurlError, UsageError, did_you_mean, first_line, raised_at
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.acting import Sum
 from gpurl.nn.mlp import BodyConfig, Dense, Layer, LowPrecision, Sequential, make_trunk, standalone
 from gpurl.nn.optimizer import check_parameters
 
 CONVOLUTIONAL = ("cnn", "impala")
+TOO_SMALL = (
+    "; if the image is too small for it, take smaller kernels and strides, larger images, or "
+    "encoder cnn, which suits every size"
+)
 MIN_NATURE_SIDE = 36  # pixels that the three convolutions of Nature CNN need
 MIN_SIDE = 4  # smaller maps are not halved again
 IMPALA_CHANNELS = (16, 32, 32)
@@ -270,15 +274,13 @@ class OwnEncoder(nn.Module):
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.name = name
-        try:
-            self.module = find_class_at(name, nn.Module, "network")(shape)
-        except TypeError as error:
-            raise UsageError(
-                f"encoder {name} cannot be made of the shape {shape} of a group: {error}"
-            ) from error
+        kind = find_class_at(name, nn.Module, "network")
+        with users_errors(f"encoder {name} cannot be made of the shape {shape} of a group", kind):
+            self.module = kind(shape)
         check_parameters(self.module, may_be_lazy=True)
         self.eval()
-        with reading(f"encoder {name}", f"a group of shape {shape}"), torch.no_grad():
+        says = f"encoder {name} cannot read a group of shape {shape}"
+        with users_errors(says, kind, TOO_SMALL), torch.no_grad():
             self(torch.zeros(2, *shape))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -286,22 +288,35 @@ class OwnEncoder(nn.Module):
         if not isinstance(features, Tensor) or features.dim() != 2:
             got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise UsageError(f"encoder {self.name}: wanted features [B, F], got {got}")
+        check_dtype(features, x, f"encoder {self.name}")
         return features
 
 
 @contextmanager
-def reading(module: str, observation: str) -> Iterator[None]:
-    """A `with` block of the first batch of a user's module: a layer that does not fit, as a kernel
-    larger than the image, is a UsageError that names both.
+def users_errors(says: str, kind: type, of_layers: str = "") -> Iterator[None]:
+    """A `with` block that runs a user's module of the class `kind`: an error is a UsageError that
+    begins with `says` and names the line. of_layers: advice where a layer of torch raised it.
     """
     try:
         yield
-    except RuntimeError as error:
+    except GpurlError:
+        raise
+    except Exception as error:
+        is_of_torch = isinstance(error, RuntimeError)
+        name = "" if is_of_torch or isinstance(error, TypeError) else f"{type(error).__name__}: "
+        advice = of_layers if is_of_torch else ""
         raise UsageError(
-            f"{module} cannot read {observation}: {first_line(error)}; if the image is too small "
-            f"for it, take smaller kernels and strides, larger images, or encoder cnn, which suits "
-            f"every size"
+            f"{says}: {name}{first_line(error)} ({raised_at(error, kind)}){advice}"
         ) from error
+
+
+def check_dtype(features: Tensor, x: Tensor, module: str) -> None:
+    """UsageError if the `features` of `x` are of another dtype than `x`, bytes counting as float32;
+    module: in words, what made them.
+    """
+    dtype = x.dtype if x.is_floating_point() else torch.float32
+    if features.dtype != dtype:
+        raise UsageError(f"{module}: wanted features of {dtype}, got {features.dtype}")
 
 
 def scaled_bytes(x: Tensor) -> Tensor:

@@ -10,7 +10,14 @@ from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import UsageError
 from gpurl.nn.acting import Shaped, chain
 from gpurl.nn.actor_critic import NetworkConfig, evaluate_heads
-from gpurl.nn.encoders import empty_rows, reading, reads_images, scaled_bytes
+from gpurl.nn.encoders import (
+    TOO_SMALL,
+    check_dtype,
+    empty_rows,
+    reads_images,
+    scaled_bytes,
+    users_errors,
+)
 from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.optimizer import check_parameters
 from gpurl.nn.parts import describe, state_tensors
@@ -29,13 +36,9 @@ class OwnTrunks(nn.Module):
         if self.groups is not None:
             shape = {group.name: group.shape for group in self.groups.groups}
         make = find_class_at(config.trunk, nn.Module, "network")
-        try:
+        says = f"network {config.trunk} cannot be made of an observation shape and options"
+        with users_errors(f"{says} {config.options}", make):
             trunks = [make(shape, **config.options) for _ in range(1 + (not config.shared))]
-        except TypeError as error:
-            raise UsageError(
-                f"network {config.trunk} cannot be made of an observation shape and options "
-                f"{config.options}: {error}"
-            ) from error
         if not any(True for _ in trunks[0].parameters()):
             raise UsageError(
                 f"network {config.trunk} has no parameters to train: set its layers as attributes, "
@@ -50,7 +53,8 @@ class OwnTrunks(nn.Module):
         obs = empty_rows(space, 2)
         if not self.reads_images:
             obs = obs.float()
-        with reading(f"network {config.trunk}", f"observations of shape {shape}"), torch.no_grad():
+        says = f"network {config.trunk} cannot read observations of shape {shape}"
+        with users_errors(says, make, TOO_SMALL), torch.no_grad():
             widths = [self._features(trunk, obs).shape[1] for trunk in trunks]
         self.actor = Dense(1, widths[0], num_outputs, gain=config.gains.actor)
         self.critic = Dense(1, widths[-1], 1, gain=config.gains.critic)
@@ -95,11 +99,7 @@ class OwnTrunks(nn.Module):
                 f"network {self.name}: wanted features [{len(x)}, F] of {len(x)} observations, got "
                 f"{got}"
             )
-        dtype = x.dtype if x.is_floating_point() else torch.float32
-        if features.dtype != dtype:
-            raise UsageError(
-                f"network {self.name}: wanted features of {dtype}, got {features.dtype}"
-            )
+        check_dtype(features, x, f"network {self.name}")
         return features
 
 

@@ -258,6 +258,18 @@ def test_an_own_encoder_is_trained(
         ),
         ("pendulum", "tests.export.own:Nothing", "tests.export.own"),
         (f"{ENVS}:Seen", OWN, r"reads one tensor, .*: name an encoder for each, network.encoders"),
+        (
+            "pendulum",
+            f"{__name__}:Indexing",
+            r"Indexing cannot be made of the shape \(3,\) of a group: IndexError: tuple index .*"
+            r"\(.*test_encoders.py:\d+: self.rows = shape\[1\]\)",
+        ),
+        (
+            "pendulum",
+            f"{__name__}:Raising",
+            r"Raising cannot read a group of shape \(3,\): KeyError: 'speed' \(.*test_encoders.py",
+        ),
+        ("pendulum", f"{__name__}:Doubling", "wanted features of torch.float32, got torch.float64"),
     ],
 )
 def test_wrong_encoders_are_named(
@@ -268,6 +280,39 @@ def test_wrong_encoders_are_named(
     said = capsys.readouterr().err
     assert re.search(named, said)
     assert "╭" not in said
+
+
+def test_a_word_that_is_no_encoder_is_named_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for algorithm, env, flag in (("sac", "pendulum", "actor-network"), ("dqn", "catch", "network")):
+        assert main(["train", algorithm, env, f"--{flag}", "impal"]) == 2
+        said = capsys.readouterr().err
+        assert f"--{flag}.encoder is 'impal'; did you mean impala?" in said
+
+
+class Indexing(nn.Linear):
+    """Reads observations of two dimensions only."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape[0], 4)
+        self.rows = shape[1]
+
+
+class Raising(nn.Linear):
+    """Wants a dict."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape[0], 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        names = {"place": x}
+        return super().forward(names["speed"])
+
+
+class Doubling(Raising):
+    """Computes in float64 on the way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias).double()
 
 
 def make(name: str, env: str, **settings: Any) -> Algorithm:

@@ -16,7 +16,7 @@ import gpurl
 from gpurl.algorithms.ppo import PPO
 from gpurl.cli.main import main
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
-from gpurl.envs.registry import make_env
+from gpurl.envs.registry import class_of_env, env_options, make_env
 from gpurl.envs.torch_env import State
 from gpurl.errors import EndlessEpisodeError, UsageError
 from gpurl.run.evaluator import Player
@@ -363,6 +363,16 @@ def test_a_class_of_gymnasium_has_the_options_of_its_constructor(
     assert f"gpurl eval {run.folder}" in run.summary()  # a command can make it
     forget_given(monkeypatch)
     assert gpurl.evaluate_run(run.folder, episodes=2)["eval/mean_reward"] == 6.0
+
+    # what a constructor passes on is an option of the next base
+    class Passing(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, bonus: float = 0.0, **options: Any) -> None:
+            super().__init__(**options)
+
+    names = {"bonus", "speed", "render_mode", "max_episode_steps"}
+    assert env_options(class_of_env(Passing)).keys() == names
+    passed = train(tmp_path / "passed", Passing, env_options=options)
+    assert passed.outcome.evaluation["eval/mean_reward"] == 6.0
 
     class Local(kind):  # type: ignore[misc, valid-type]
         pass
