@@ -409,7 +409,7 @@ def evaluate_run(
 
     seed: of the environments, by default one that no evaluation of a training uses. env: as `train`
     takes it, for another task than that of the training or one that its name cannot make;
-    an instance is not closed. env_options: instead of the training's, or of the other task.
+    an instance is not closed. env_options: changes of the training's, or those of the other task.
     member: of a population, by default the best one; "all": all of them as an ensemble.
     UsageError if the task has other spaces.
     """
@@ -420,14 +420,14 @@ def evaluate_run(
     policy = load(path, str(chosen), best=best, member=member)
     settings = policy.settings
     name = name or settings["env"]
-    if env_options is None:
-        env_options = settings["env_options"] if name == settings["env"] else {}
+    of_training = settings["env_options"] if name == settings["env"] else {}
+    options = {**of_training, **(env_options or {})}
     # not more environments than the run had: each may be a process
     count = min(episodes, settings["num_envs"])
     seed = EVAL_SEED + 1 if seed is None else seed
     made = instance
     if made is None:
-        made = make_env(name, count, chosen, seed, **env_options)
+        made = make_env(name, count, chosen, seed, **options)
     try:
         _check_spaces(policy.algorithm, made, name)
         act, policy_state = policy.player(made.num_envs)

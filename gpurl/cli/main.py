@@ -345,7 +345,7 @@ def evaluate(
         device: cpu, cuda or auto
         latest: the latest checkpoint, not the best one
         env: another environment than that of the training, with the same spaces
-        env_options: its options as NAME=VALUE, instead of those of the training
+        env_options: its options as NAME=VALUE, the others are those of the training
         seed: of the environments; by default one that no evaluation of a training uses
         member: its number in a population, by default the best one; all: all as an ensemble
         json: print the numbers as one line of JSON

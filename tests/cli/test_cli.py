@@ -450,7 +450,9 @@ def test_eval_prints_the_evaluation(run_folder: Path, capsys: pytest.CaptureFixt
     assert out.endswith(f"; policy of step {latest['step']:,.0f}\n")
 
 
-def test_eval_plays_elsewhere(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_plays_elsewhere(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from gpurl.api import evaluate_run
 
     def evaluated(*words: str) -> dict[str, Any]:
@@ -465,6 +467,14 @@ def test_eval_plays_elsewhere(run_folder: Path, capsys: pytest.CaptureFixture[st
     assert evaluated("--seed", "3") == evaluated("--seed", "3") != here
     short = evaluated("--env-options", "max_episode_steps=20")
     assert short["eval/mean_ep_length"] == 20.0
+    # the other options stay those of the training
+    from gpurl.api import train
+
+    small = {"num_envs": 4, "horizon": 4, "minibatches": 1, "total_steps": 16, "quiet": True}
+    options = {"dim": 3, "max_episode_steps": 30}
+    solid = train("ppo", "chasing", run_dir=str(tmp_path / "solid"), env_options=options, **small)
+    changed = evaluate_run(solid.folder, 2, env_options={"max_episode_steps": 20})
+    assert changed["eval/mean_ep_length"] <= 20.0
     # the same task, stepped by somebody else
     there = evaluated("--env", "gymnasium_cpu:Pendulum-v1")
     assert there["eval/mean_ep_length"] == 200.0
