@@ -34,7 +34,11 @@ start_ray() {
 }
 trap 'kill "${steps[@]}" 2>/dev/null || true' EXIT
 start_ray "$head" --head --port="$port" --node-ip-address="${address%:*}" --include-dashboard=false
-sleep "${GPURL_HEAD_SECONDS:-10}"
+# a head on a slow file system takes its time; this script runs on its node
+for ((second = 0; second < ${GPURL_HEAD_SECONDS:-120}; second++)); do
+    if (: >"/dev/tcp/${address%:*}/$port") 2>/dev/null; then break; fi
+    sleep 1
+done
 for node in "${nodes[@]:1}"; do
     start_ray "$node" --address="$address"
 done

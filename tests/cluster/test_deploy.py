@@ -2,11 +2,14 @@
 gpurl has, the Slurm script starts a head, workers and the command.
 """
 
+import contextlib
 import os
 import re
 import shlex
+import socket
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -167,7 +170,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         "LOG": str(log),
         "SLURM_JOB_ID": "41",
         "SLURM_JOB_NODELIST": "n[1-3]",
-        "GPURL_HEAD_SECONDS": "0.2",
+        "GPURL_HEAD_SECONDS": "0",
     }
 
 
@@ -226,6 +229,37 @@ def test_it_starts_a_head_the_workers_and_the_command(slurm: dict[str, str]) -> 
     while left := {each for each in left if is_running(each)}:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_the_workers_wait_for_the_head(slurm: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bin" / "hostname").write_text("#!/bin/bash\necho 127.0.0.1\n")
+    started: list[list[str]] = []
+
+    def listen() -> None:
+        log = Path(slurm["LOG"])
+        while not log.exists() or "--head" not in log.read_text():
+            time.sleep(0.05)
+        time.sleep(1.5)
+        started.append([line for line in log.read_text().splitlines() if "--address" in line])
+        server.listen()
+
+    with socket.socket() as server:
+        # the port is 20000 and the number of the job
+        for job in range(os.getpid() % 10_000, 20_000):
+            with contextlib.suppress(OSError):
+                server.bind(("127.0.0.1", 20_000 + job))
+                break
+        listener = threading.Thread(target=listen)
+        listener.start()
+        done = submit(WORDS, slurm | {"SLURM_JOB_ID": str(job), "GPURL_HEAD_SECONDS": "60"})
+        listener.join()
+    assert done.returncode == 0, done.stderr
+    assert started == [[]]
+    lines = Path(slurm["LOG"]).read_text().splitlines()
+    assert (
+        sum(f"--address=127.0.0.1:{20_000 + job}" in each for each in lines if "ray start" in each)
+        >= 2
+    )
 
 
 def is_running(process: str) -> bool:
