@@ -36,6 +36,12 @@ class DiscreteSAC(SAC):
                 f"{self.label} has critics of one number an action: leave out atoms {config.atoms} "
                 f"and fit_returns {config.fit_returns}"
             )
+        if config.noise_span > 1:
+            raise UsageError(
+                f"{self.label} draws actions, without noise: leave out noise_span "
+                f"{config.noise_span}"
+            )
+        self.noise = None
         self.head = Categorical(self.num_actions)
         self.actor = self.make_actor()
         self.critic = self.make_critics(config.num_critics)

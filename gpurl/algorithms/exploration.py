@@ -1,4 +1,4 @@
-"""Exploration: epsilon-greedy with a falling epsilon, and noise on continuous actions."""
+"""Exploration: epsilon-greedy with a falling epsilon, and noise of continuous actions."""
 
 import math
 from dataclasses import dataclass
@@ -102,3 +102,47 @@ class ActionNoise:
             noise = torch.add(decayed, noise, alpha=self.std * math.sqrt(TIME_STEP))
             policy_state = (noise,)
         return (action + noise).clamp_(-1.0, 1.0), policy_state
+
+
+class RepeatedNoise:
+    """Standard normal noise for actions, which lasts some steps: n of them with a probability in
+    proportion to n^-exponent, 1 to `span`, and no longer than the episode (FlashSAC,
+    flash_rl/agents/flashSAC there; spans of Dabney et al. 2021).
+    """
+
+    def __init__(self, span: int, exponent: float, num_actions: int, device: torch.device) -> None:
+        self.span_cdf = zeta_cdf(exponent, span).to(device)  # [span]
+        self.num_actions = num_actions
+        self.device = device
+
+    def initial_policy_state(self, num_envs: int) -> PolicyState:
+        """The noise [N, A], and for how many more steps it lasts [N, 1]."""
+        sizes = (self.num_actions, 1)
+        return tuple(torch.zeros(num_envs, size, device=self.device) for size in sizes)
+
+    def draw(self, policy_state: PolicyState, random: CounterRandom) -> tuple[Tensor, PolicyState]:
+        """(the noise [N, A] of this step, the next policy state)."""
+        last_noise, left = policy_state
+        noise, left = repeat_noise(last_noise, left, self.span_cdf, random)
+        return noise, (noise, left)
+
+
+def zeta_cdf(exponent: float, count: int) -> Tensor:
+    """[count] the probability of at most n under p(n) ~ n^-exponent, n from 1 to `count`."""
+    weight = torch.arange(1, count + 1, dtype=torch.float64) ** -exponent
+    return (weight.cumsum(0) / weight.sum()).float()
+
+
+def repeat_noise(
+    noise: Tensor, left: Tensor, span_cdf: Tensor, random: CounterRandom
+) -> tuple[Tensor, Tensor]:
+    """(the noise [N, A] of this step, for how many more steps it lasts [N, 1]).
+
+    noise: of the last step; left: for how many steps more it lasts; where that is 0, it is drawn
+    anew, and for how long with `span_cdf` [S].
+    """
+    fresh = random.normal(noise.shape[1:])
+    # the number of spans that are too short for this uniform number; the last one is the longest
+    span = 1.0 + (random.uniform(shape=(1,)) >= span_cdf[:-1]).sum(1, keepdim=True)
+    begins = left == 0.0
+    return torch.where(begins, fresh, noise), torch.where(begins, span, left) - 1.0

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gpurl.algorithms.base import Metrics, PolicyState
+from gpurl.algorithms.base import Metrics
 from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.buffers.rollout import RolloutBuffer
@@ -59,9 +59,6 @@ class FlashSACConfig(SACConfig):
     standard deviation.
     """
     noise_span: int = 16
-    """Most steps that the noise of an action lasts; 1: new noise in every step."""
-    noise_exponent: float = 2.0
-    """Noise lasts n steps with a probability in proportion to n to the power of minus this."""
     normalize_rewards: bool = True
     """Divide rewards by the running standard deviation of discounted returns, and by more where
     it takes more to bring all returns so far within v_max.
@@ -74,12 +71,7 @@ class FlashSACConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(
-            self,
-            {"noise_span": 1},
-            ("final_rate", "target_std", "noise_exponent"),
-            zero_to_one=("final_rate",),
-        )
+        check_numbers(self, {}, ("final_rate", "target_std"), zero_to_one=("final_rate",))
         if self.normalize_rewards and self.v_max <= 0:
             raise UsageError(
                 f"normalize_rewards brings returns within v_max: wanted one above 0, got "
@@ -101,7 +93,6 @@ class FlashSAC(SAC):
     takes_ranks = False
     flattens_images = False
     of_episodes = SAC.of_episodes | {"returned"}
-    span_cdf: Tensor  # [noise_span], see `zeta_cdf`
     # layer.py there, NormalTanhPolicy: `LogStdLimits` keeps the outputs within
     log_std_limits = (-10.0, 2.0)
 
@@ -116,8 +107,6 @@ class FlashSAC(SAC):
             if config.normalize_rewards
             else None
         )
-        spans = zeta_cdf(config.noise_exponent, config.noise_span)
-        self.register_buffer("span_cdf", spans, persistent=False)
 
     def make_actor(self) -> Sequential:
         head = LogStdLimits(self.log_std_limits)
@@ -151,18 +140,6 @@ class FlashSAC(SAC):
                 optimizer.learning_rate.fill_(
                     optimizer.initial_rate * (final + (1.0 - final) * share)
                 )
-
-    # ---- acting ----
-
-    def initial_policy_state(self, num_envs: int) -> PolicyState:
-        """The noise [N, A], and for how many more steps it lasts [N, 1]."""
-        sizes = (self.num_actions, 1)
-        return tuple(torch.zeros(num_envs, size, device=self.device) for size in sizes)
-
-    def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
-        last_noise, left = policy_state
-        noise, left = repeat_noise(last_noise, left, self.span_cdf, self.action_random)
-        return self.sample_action(self.actor(obs).squeeze(0), noise)[0], (noise, left)
 
     # ---- rewards ----
 
@@ -264,24 +241,3 @@ class LogStdLimits(Layer):
 
     def to_torch(self, member: int = 0) -> nn.Module:
         return nn.Identity()  # the mean alone acts
-
-
-def zeta_cdf(exponent: float, count: int) -> Tensor:
-    """[count] the probability of at most n under p(n) ~ n^-exponent, n from 1 to `count`."""
-    weight = torch.arange(1, count + 1, dtype=torch.float64) ** -exponent
-    return (weight.cumsum(0) / weight.sum()).float()
-
-
-def repeat_noise(
-    noise: Tensor, left: Tensor, span_cdf: Tensor, random: CounterRandom
-) -> tuple[Tensor, Tensor]:
-    """(the noise [N, A] of this step, for how many more steps it lasts [N, 1]).
-
-    noise: of the last step; left: for how many steps more it lasts; where that is 0, it is drawn
-    anew, and for how long with `span_cdf` [S].
-    """
-    fresh = random.normal(noise.shape[1:])
-    # the number of spans that are too short for this uniform number; the last one is the longest
-    span = 1.0 + (random.uniform(shape=(1,)) >= span_cdf[:-1]).sum(1, keepdim=True)
-    begins = left == 0.0
-    return torch.where(begins, fresh, noise), torch.where(begins, span, left) - 1.0

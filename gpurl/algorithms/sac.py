@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
 from gpurl.algorithms.base import Metrics, PolicyState
+from gpurl.algorithms.exploration import RepeatedNoise
 from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
@@ -28,7 +29,11 @@ LOG_TEMPERATURE_LIMITS = (-18.0, 18.0)
 class SACConfig(ActorCriticConfig):
     """Settings of SAC."""
 
-    fixed: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed, "initial_temperature")
+    fixed: ClassVar[tuple[str, ...]] = (
+        *ActorCriticConfig.fixed,
+        "initial_temperature",
+        "noise_span",
+    )
 
     temperature: float | None = None
     """Weight of the entropy; by default learned."""
@@ -43,16 +48,24 @@ class SACConfig(ActorCriticConfig):
     on a Discrete space 0.89 of the largest entropy.
     """
 
+    noise_span: int = 1
+    """Most steps that the noise of an action lasts, for tasks that reward only long pushes; 1: new
+    noise in every step.
+    """
+    noise_exponent: float = 2.0
+    """Noise lasts n steps with a probability in proportion to n to the power of minus this."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         above_zero = ("temperature", "initial_temperature", "temperature_learning_rate")
-        check_numbers(self, {}, above_zero)
+        check_numbers(self, {"noise_span": 1, "noise_exponent": 0}, above_zero)
 
 
 class SAC(OffPolicyActorCritic):
     """A stochastic actor, rewarded for its entropy too."""
 
     config: SACConfig
+    noise: RepeatedNoise | None  # None: new noise in every step
     discrete_form = "discrete_sac"
     log_temperature_limits = LOG_TEMPERATURE_LIMITS
     log_std_limits = LOG_STD_LIMITS
@@ -60,6 +73,11 @@ class SAC(OffPolicyActorCritic):
     def make_networks(self) -> None:
         super().make_networks()
         self.make_temperature()
+        config = self.config
+        self.noise = None
+        if config.noise_span > 1:
+            numbers = config.noise_span, config.noise_exponent
+            self.noise = RepeatedNoise(*numbers, self.num_actions, self.device)
 
     def make_temperature(self) -> None:
         """Set the temperature and the target entropy."""
@@ -90,8 +108,14 @@ class SAC(OffPolicyActorCritic):
     def actor_outputs(self) -> int:
         return 2 * self.num_actions
 
+    def initial_policy_state(self, num_envs: int) -> PolicyState:
+        return () if self.noise is None else self.noise.initial_policy_state(num_envs)
+
     def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
-        noise = self.action_random.normal((self.num_actions,))
+        if self.noise is None:
+            noise = self.action_random.normal((self.num_actions,))
+        else:
+            noise, policy_state = self.noise.draw(policy_state, self.action_random)
         return self.sample_action(self.actor(obs).squeeze(0), noise)[0], policy_state
 
     def sample_action(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

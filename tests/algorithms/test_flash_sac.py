@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import gpurl
 from gpurl.algorithms import make_algorithm
-from gpurl.algorithms.flash_sac import FlashSAC, FlashSACConfig, repeat_noise, zeta_cdf
+from gpurl.algorithms.flash_sac import FlashSAC, FlashSACConfig
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
@@ -210,51 +210,6 @@ def test_a_skipped_step_changes_neither_weights_nor_target() -> None:
 
 
 # ---- acting ----
-
-
-def test_spans_have_the_probabilities_of_a_truncated_zeta_distribution() -> None:
-    total = sum(n**-2.0 for n in range(1, 17))
-    cdf = zeta_cdf(2.0, 16)
-    assert float(cdf[0]) == pytest.approx(1.0 / total)
-    assert float(cdf[3]) == pytest.approx((1.0 + 1 / 4 + 1 / 9 + 1 / 16) / total)
-    assert float(cdf[-1]) == 1.0
-    random = CounterRandom(5, 20_000)
-    left = torch.zeros(20_000, 1)
-    _, after = repeat_noise(torch.zeros(20_000, 1), left, cdf, random)
-    spans = after.squeeze(1).long() + 1
-    share = torch.bincount(spans, minlength=17)[1:] / 20_000
-    expected = torch.tensor([n**-2.0 / total for n in range(1, 17)])
-    # 5 standard deviations of a share
-    assert ((share - expected).abs() < 5.0 * (expected / 20_000).sqrt()).all()
-
-
-def test_noise_stays_for_its_span_and_is_then_new() -> None:
-    random, envs, steps = CounterRandom(3, 50), 50, 200
-    noise, left = torch.zeros(envs, ACTIONS), torch.zeros(envs, 1)
-    cdf = zeta_cdf(2.0, 4)
-    rows, changes = [], 0
-    for _ in range(steps):
-        last_noise, last_left = noise, left
-        noise, left = repeat_noise(noise, left, cdf, random)
-        random.advance()
-        same = (noise == last_noise).all(1, keepdim=True)
-        assert torch.equal(same, last_left > 0.0)
-        assert torch.equal(left[same], last_left[same] - 1.0)
-        assert ((left >= 0.0) & (left < 4.0)).all()
-        changes += int((~same).sum())
-        rows.append(noise)
-    mean_span = sum(n**-1.0 for n in range(1, 5)) / sum(n**-2.0 for n in range(1, 5))
-    assert steps * envs / changes == pytest.approx(mean_span, rel=0.05)
-    every = torch.stack(rows)
-    assert abs(float(every.mean())) < 0.05
-    assert float(every.std()) == pytest.approx(1.0, abs=0.05)
-
-
-def test_a_span_of_1_is_new_noise_in_every_step() -> None:
-    _, left = repeat_noise(
-        torch.zeros(9, 2), torch.zeros(9, 1), zeta_cdf(2.0, 1), CounterRandom(0, 9)
-    )
-    assert not left.any()
 
 
 def test_an_action_does_not_depend_on_other_environments() -> None:
