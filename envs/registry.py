@@ -115,7 +115,14 @@ def class_of_env(kind: type[gymnasium.Env]) -> type[VecEnv]:
     options.
     """
     if kind not in _COPIES:
-        _COPIES[kind] = class_of_copies(kind, list(_parameters(kind).values()))
+        own = _signature(kind.__init__)
+        # what a base must be given, the class gives it
+        options = [
+            each
+            for name, each in _parameters(kind).items()
+            if name in own or each.default is not each.empty
+        ]
+        _COPIES[kind] = class_of_copies(kind, options)
     return _COPIES[kind]
 
 

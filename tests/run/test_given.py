@@ -369,8 +369,18 @@ def test_a_class_of_gymnasium_has_the_options_of_its_constructor(
         def __init__(self, bonus: float = 0.0, **options: Any) -> None:
             super().__init__(**options)
 
+    class Sized(Passing):
+        def __init__(self, size: int, **options: Any) -> None:
+            super().__init__(**options)
+
+    class Giving(Sized):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(3, **options)
+
     names = {"bonus", "speed", "render_mode", "max_episode_steps"}
-    assert env_options(class_of_env(Passing)).keys() == names
+    for each in (Passing, Giving):  # a base's size is given
+        assert env_options(class_of_env(each)).keys() == names
+    assert env_options(class_of_env(Sized)).keys() == names | {"size"}
     passed = train(tmp_path / "passed", Passing, env_options=options)
     assert passed.outcome.evaluation["eval/mean_reward"] == 6.0
 
