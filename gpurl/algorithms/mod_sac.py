@@ -63,7 +63,8 @@ class ModSAC(SAC):
         if self.warms_critic:
             return metrics
         # how good the critics are; a loss that is not finite would stay in the mean for good
-        change = torch.nan_to_num(metrics["critic_loss"] - self.loss_mean, 0.0, 0.0, 0.0)
+        loss = self.ranks.average(metrics["critic_loss"])
+        change = torch.nan_to_num(loss - self.loss_mean, 0.0, 0.0, 0.0)
         self.loss_mean.add_(change, alpha=1.0 - LOSS_DECAY)
         reliability = self.loss_mean.square().neg().exp()
         # whether it is the actor's turn

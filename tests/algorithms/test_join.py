@@ -23,6 +23,7 @@ from tests.thread_ranks import ThreadRank, together
 
 MAKING = threading.Lock()  # weights are drawn from torch's generator, which threads share
 TAKING = [name for name in OFF_POLICY if resolve_algorithm(name).takes_ranks]
+FITTED = {"fit_returns": 0.5, "horizon": 2}
 TASKS = {"vdn": "two_step_game"} | dict.fromkeys(("dqn", "rainbow", "discrete_sac"), "cart_pole")
 
 
@@ -42,11 +43,19 @@ def made(name: str, ranks: Alone, num_envs: int, rows: int = 16, **settings: Any
     return algorithm
 
 
-@pytest.mark.parametrize("name", TAKING)
-def test_an_update_of_ranks_is_that_of_one_process(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in TAKING),
+        ("sac", FITTED),
+        ("mod_sac", FITTED),
+    ],
+    ids=str,
+)
+def test_an_update_of_ranks_is_that_of_one_process(name: str, settings: dict[str, Any]) -> None:
     """On parts of one batch; the noise of each row follows it."""
     env = task_of(name, 4)
-    alone = made(name, Alone(), 4)
+    alone = made(name, Alone(), 4, **settings)
     space = env.single_observation_space
     generator = torch.Generator().manual_seed(0)
     obs = torch.randn(2, 16, *(space.shape or ()), generator=generator)
@@ -60,6 +69,7 @@ def test_an_update_of_ranks_is_that_of_one_process(name: str) -> None:
         "reward": torch.randn(16, generator=generator),
         "discount": torch.full((16,), 0.9),
         "weight": torch.ones(16),
+        "fit_return": torch.randn(16, generator=generator),
     }
 
     def learned(algorithm: OffPolicy, rows: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -78,7 +88,7 @@ def test_an_update_of_ranks_is_that_of_one_process(name: str) -> None:
 
     def of_rank(rank: ThreadRank) -> dict[str, Tensor]:
         part = {key: value.chunk(2)[rank.index] for key, value in batch.items()}
-        return learned(made(name, rank, 4), part)
+        return learned(made(name, rank, 4, **settings), part)
 
     first, second = together(2, of_rank)
     moved = 0.0
