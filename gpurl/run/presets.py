@@ -47,6 +47,15 @@ CHASING: Preset = LEARN_CHASING | SLOW_ACTOR | {"normalize_obs": True}
 # rewards of Chasing are about 0.02 a step, so the entropy must weigh little: with the default, an
 # initial temperature of 1, SAC acts at random for 15,000 updates
 CHASING_SAC: Preset = CHASING | {"initial_temperature": 0.02}
+# a deterministic actor leaves a good policy again, for -20 and back: not with FastTD3's noise, a size
+# for each episode, targets that move fast, and the lower of two critics
+CHASING_TD3: Preset = CHASING | {
+    "policy_delay": 1,
+    "tau": 0.05,
+    "actor_aggregate": "min",
+    "noise": "episode",
+    "noise_std_range": [0.001, 0.4],
+}
 # returns of Chasing are between -5 and 12 where policies learn: atoms further apart would hide what
 # actions differ by
 FAST_CHASING: Preset = (
@@ -283,7 +292,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     **{(name, "pendulum"): PENDULUM for name in ("sac", "mod_sac")},
     **{(name, "pendulum"): PENDULUM | DETERMINISTIC for name in ("ddpg", "td3")},
     **{(name, "chasing"): CHASING_SAC for name in ("sac", "mod_sac")},
-    **{(name, "chasing"): CHASING for name in ("ddpg", "td3")},
+    **{(name, "chasing"): CHASING_TD3 for name in ("ddpg", "td3")},
     ("bc", "pendulum"): {"actor_network": SMALL_NETWORK},  # as sac's, for init_from
     ("redq", "pendulum"): PENDULUM | dict(num_critics=5, updates=8, policy_delay=2),
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
