@@ -34,11 +34,14 @@ start_ray() {
 }
 trap 'kill "${steps[@]}" 2>/dev/null || true' EXIT
 start_ray "$head" --head --port="$port" --node-ip-address="${address%:*}" --include-dashboard=false
-# a head on a slow file system takes its time; this script runs on its node
+# a head on a slow file system takes its time; this script runs on its node. GPURL_HEAD_SECONDS: a whole number
+answers() { (: >"/dev/tcp/${address%:*}/$port") 2>/dev/null; }
 for ((second = 0; second < ${GPURL_HEAD_SECONDS:-120}; second++)); do
-    if (: >"/dev/tcp/${address%:*}/$port") 2>/dev/null; then break; fi
+    if answers; then break; fi
+    kill -0 "${steps[0]}" 2>/dev/null || { echo "gpurl: the head of Ray has ended" >&2; exit 1; }
     sleep 1
 done
+answers || echo "gpurl: no head of Ray answers at $address yet; the workers try on their own" >&2
 for node in "${nodes[@]:1}"; do
     start_ray "$node" --address="$address"
 done

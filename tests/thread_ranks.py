@@ -25,9 +25,9 @@ class ThreadRank(Alone):
 
     def share(self, value: Any) -> list[Any]:
         self._slots[self.index] = value
-        self._barrier.wait(60)
+        self._barrier.wait(20)
         values = list(self._slots)
-        self._barrier.wait(60)
+        self._barrier.wait(20)
         return values
 
     def of_first(self, value: Any) -> Any:
@@ -57,12 +57,13 @@ def together(count: int, function: Callable[[ThreadRank], Result]) -> list[Resul
     barrier, slots = threading.Barrier(count), [None] * count
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
+    broken: list[BaseException] = []
 
     def run(index: int) -> None:
         try:
             results[index] = function(ThreadRank(index, count, barrier, slots))
-        except threading.BrokenBarrierError:
-            pass
+        except threading.BrokenBarrierError as error:
+            broken.append(error)
         except BaseException as error:
             errors.append(error)
             barrier.abort()
@@ -72,6 +73,6 @@ def together(count: int, function: Callable[[ThreadRank], Result]) -> list[Resul
         thread.start()
     for thread in threads:
         thread.join()
-    if errors:
-        raise errors[0]
+    if errors or broken:  # a rank that waits in vain is an error where no other has one
+        raise (errors or broken)[0]
     return results

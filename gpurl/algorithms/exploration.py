@@ -1,4 +1,4 @@
-"""Exploration: epsilon-greedy with a falling epsilon, and noise of continuous actions."""
+"""Exploration: epsilon-greedy with a falling epsilon, and noise on continuous actions."""
 
 import math
 from dataclasses import dataclass
@@ -106,8 +106,8 @@ class ActionNoise:
 
 class RepeatedNoise:
     """Standard normal noise for actions, which lasts some steps: n of them with a probability in
-    proportion to n^-exponent, 1 to `span`, and no longer than the episode (FlashSAC,
-    flash_rl/agents/flashSAC there; spans of Dabney et al. 2021).
+    proportion to n^-exponent, 1 to `span`, and no longer than the episode: FlashSAC's, after Dabney
+    et al. 2021.
     """
 
     def __init__(self, span: int, exponent: float, num_actions: int, device: torch.device) -> None:

@@ -29,11 +29,7 @@ LOG_TEMPERATURE_LIMITS = (-18.0, 18.0)
 class SACConfig(ActorCriticConfig):
     """Settings of SAC."""
 
-    fixed: ClassVar[tuple[str, ...]] = (
-        *ActorCriticConfig.fixed,
-        "initial_temperature",
-        "noise_span",
-    )
+    fixed: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed, "initial_temperature")
 
     temperature: float | None = None
     """Weight of the entropy; by default learned."""

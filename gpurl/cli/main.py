@@ -70,7 +70,7 @@ RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or nu
 Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint,
 6 another process of the run, 129, 130, 143, 152 stopped by a signal.
 """
-FAULT_SECONDS = 2.0  # that a rank waits after the error of another one
+FAULT_SECONDS = 10.0  # that a rank waits at most after the error of another one
 
 
 def run() -> NoReturn:
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
             if hint := module_hint(words, str(error)):
                 say(hint, is_error=True)
         if isinstance(error, RankError):
-            time.sleep(FAULT_SECONDS)  # the rank at fault ends first: its exit code counts
+            time.sleep(FAULT_SECONDS)  # until the launcher has the exit code of the rank at fault
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -141,8 +141,11 @@ def _report(codes: dict[int, int]) -> int:
     """The exit code of the rank that failed first, by its own fault if there is one; a killed rank
     could not say anything itself.
     """
-    own = {rank: code for rank, code in codes.items() if code != RankError.exit_code}
-    rank, code = next(iter(own.items() or codes.items()))
+    others = {RankError.exit_code}
+    if RankError.exit_code in codes.values():
+        others.add(-signal.SIGTERM)  # the launcher ends those that are left
+    own = {rank: code for rank, code in codes.items() if code not in others}
+    rank, code = next(iter(own.items()), (0, RankError.exit_code))
     if code < 0:
         name = signal.Signals(-code).name
         print(f"gpurl: rank {rank} was ended by signal {-code} ({name})", file=sys.stderr)

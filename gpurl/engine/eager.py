@@ -280,7 +280,11 @@ class Eager:
         reset_env(self.env, seed)
         load_env_state(self.env, env_state)
         check_reset(self.env, state["obs"])
-        self._set_episodes(state["obs"], tuple(state["policy_state"]))
+        policy_state = tuple(state["policy_state"])
+        first = self.algorithm.initial_policy_state(self.env.num_envs)
+        if [each.shape for each in policy_state] != [each.shape for each in first]:
+            policy_state = first  # noise that lasts, which the run before had not
+        self._set_episodes(state["obs"], policy_state)
 
     def _set_episodes(self, obs: Tensor, policy_state: PolicyState) -> None:
         """Set the current observations [N, *obs] and hidden state."""

@@ -303,11 +303,11 @@ def users_errors(says: str, kind: type, of_layers: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         is_of_torch = isinstance(error, RuntimeError)
-        name = "" if is_of_torch or isinstance(error, TypeError) else f"{type(error).__name__}: "
+        text = first_line(error)
+        if not (is_of_torch or isinstance(error, TypeError)):
+            text = f"{type(error).__name__}: {text}".removesuffix(": ")
         advice = of_layers if is_of_torch else ""
-        raise UsageError(
-            f"{says}: {name}{first_line(error)} ({raised_at(error, kind)}){advice}"
-        ) from error
+        raise UsageError(f"{says}: {text} ({raised_at(error, kind)}){advice}") from error
 
 
 def check_dtype(features: Tensor, x: Tensor, module: str) -> None:

@@ -297,9 +297,9 @@ def _fastest_threads(algorithm: Algorithm) -> int:
 def evaluation_env(
     settings: Settings, device: torch.device, is_given: bool = False, ranks: Alone = ALONE
 ) -> VecEnv | None:
-    """Environments for evaluation only, of a rank, of all at most one an episode and at most as
-    many as training has. None if they cannot exist beside those. is_given: the user made the
-    training environments.
+    """A rank's environments for evaluation only. All ranks together have one for each episode, but
+    no more than training has and no fewer than one each. None if they cannot exist beside those of
+    training. is_given: the user made the training environments.
     """
     config = settings.train
     count = min(config.eval_episodes, config.num_envs)

@@ -1,16 +1,19 @@
 """Noise that lasts some steps: the lengths of its spans, and SAC that explores by it."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 
+import gpurl
 from gpurl.algorithms.base import restart_policy_state
 from gpurl.algorithms.exploration import repeat_noise, zeta_cdf
+from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from tests.small_runs import off_policy
+from tests.small_runs import off_policy, small_settings
 
 ACTIONS = 3
 
@@ -85,6 +88,17 @@ def test_sac_repeats_its_noise_until_the_span_or_the_episode_ends() -> None:
     assert changes[19, :32].all()
     assert int(changes.sum(0)[:32].sum()) > int(changes.sum(0)[32:].sum())
     assert torch.equal(algorithm.act(obs, policy_state, explore=False).action, greedy.action)
+
+
+def test_a_resumed_run_may_have_other_spans(tmp_path: Path) -> None:
+    settings = small_settings("sac") | {"num_envs": 4, "eval_episodes": 0, "quiet": True}
+    run = gpurl.train("sac", "pendulum", run_dir=str(tmp_path / "run"), total_steps=64, **settings)
+    folder = run.folder
+    for steps, span in ((128, 8), (192, 3), (256, 1)):
+        run = gpurl.resume(folder, total_steps=steps, noise_span=span)
+        assert run.outcome.steps == steps
+        states = load_checkpoint(folder)[0]["trainer"]["policy_state"]
+        assert len(states) == (0 if span == 1 else 2)
 
 
 def test_what_draws_no_noise_has_none_that_lasts() -> None:

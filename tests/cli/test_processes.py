@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
+from gpurl.cli.processes import _report
 from tests.small_runs import exit_code, start
 
 WORDS = [
@@ -115,3 +116,22 @@ def test_the_exit_code_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
     assert launcher.returncode == 3, errors
     assert "rank 1 of 2: environment" in errors
     assert "the third environment breaks" in errors
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "said"),
+    [
+        ({0: 6, 1: 3}, 3, ""),
+        ({1: -9, 0: 6}, 137, "rank 1 was ended by signal 9 (SIGKILL)"),
+        # the launcher has ended a rank that hung
+        ({0: 6, 1: -15}, 6, ""),
+        ({1: -15, 0: -15}, 143, "rank 1 was ended by signal 15 (SIGTERM)"),
+        ({0: 6}, 6, ""),
+    ],
+    ids=str,
+)
+def test_which_exit_code_counts(
+    codes: dict[int, int], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _report(codes) == code
+    assert said in capsys.readouterr().err

@@ -237,7 +237,10 @@ def test_the_workers_wait_for_the_head(slurm: dict[str, str], tmp_path: Path) ->
 
     def listen() -> None:
         log = Path(slurm["LOG"])
+        deadline = time.monotonic() + 30
         while not log.exists() or "--head" not in log.read_text():
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.05)
         time.sleep(1.5)
         started.append([line for line in log.read_text().splitlines() if "--address" in line])

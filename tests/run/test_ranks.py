@@ -333,6 +333,17 @@ def test_nan_of_an_environment_ends_all_and_names_its_rank(forks: Forks, tmp_pat
     assert list((tmp_path / "run" / "non_finite").iterdir())
 
 
+def test_an_error_in_one_ranks_part_of_an_evaluation_ends_all(forks: Forks, tmp_path: Path) -> None:
+    settings = PPO | {"env": "tests.run.test_ranks:BreakingInEvaluation", "eval_episodes": 4}
+    settings |= {"run_dir": str(tmp_path / "run"), "eval_every": ITERATION}
+    codes = run_ranks(forks, tmp_path / "said", 2, **settings)
+    assert 0 not in codes
+    broken = (tmp_path / "said/1").read_text()
+    assert "rank 1 of 2: " in broken
+    assert "BreakingInEvaluation.step raised ValueError: the third environment breaks" in broken
+    assert "rank 0 of 2: rank 1 failed: EnvError" in (tmp_path / "said/0").read_text()
+
+
 def test_a_signal_to_one_rank_ends_and_saves_all(forks: Forks, tmp_path: Path) -> None:
     of_rank = {1: {"stop_after": 3}}
     settings = PPO | {"run_dir": str(tmp_path / "run"), "total_steps": 10**6}
@@ -417,6 +428,17 @@ class Breaking(Pendulum):
         if self.steps == 20 and self.first_env:
             raise ValueError("the third environment breaks")
         return super().transition(state, action, rng)
+
+
+class BreakingInEvaluation(Breaking):
+    """Only there, where ranks have two environments each."""
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        if self.num_envs == 2:
+            return super().transition(state, action, rng)
+        return Pendulum.transition(self, state, action, rng)
 
 
 class LeavingSlowly(Breaking):
