@@ -341,7 +341,7 @@ def test_an_error_in_one_ranks_part_of_an_evaluation_ends_all(forks: Forks, tmp_
     broken = (tmp_path / "said/1").read_text()
     assert "rank 1 of 2: " in broken
     assert "BreakingInEvaluation.step raised ValueError: the third environment breaks" in broken
-    assert "rank 0 of 2: rank 1 failed: EnvError" in (tmp_path / "said/0").read_text()
+    assert "rank 0 of 2: rank 1 failed: EnvCrashError" in (tmp_path / "said/0").read_text()
 
 
 def test_a_signal_to_one_rank_ends_and_saves_all(forks: Forks, tmp_path: Path) -> None:
