@@ -92,8 +92,11 @@ with gpurl's own versions, by `python -m benchmarks.learning --only gpu` on a ma
 Sizes: environments × steps × epochs × minibatches.
 """
 CLOCK = """\
-Each algorithm for the same wall clock on one core. FastSAC and FastTD3 have batches of 512 and
-networks of 256×256 there; their publication has a GPU's sizes.
+Each algorithm for the same wall clock on one core, beside a training on the other one, or until the
+steps of its preset are done, if that is sooner. Rates fall with these steps: what the clock has
+stopped has not come to its small ones. FastSAC and FastTD3 have batches of 512 and networks of
+128×128 (Chasing), 64×64 and 128×128 (Pendulum) or 256×256 (half_cheetah) there; their publication
+has a GPU's sizes.
 """
 AGAIN = """\
 ```bash
