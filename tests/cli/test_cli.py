@@ -213,7 +213,7 @@ def test_a_default_that_is_changed_keeps_the_help_of_its_setting(
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for line in (
         "Decoupled weight decay (AdamW). [0.1]",
-        "Updates of the critics per update of the actor. (policy_frequency in CleanRL) [2]",
+        "Updates of the critics per update of the actor. (policy_frequency in CleanRL) [1]",
     ):
         assert line in text
 
