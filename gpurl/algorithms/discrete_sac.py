@@ -41,7 +41,6 @@ class DiscreteSAC(SAC):
                 f"{self.label} draws actions, without noise: leave out noise_span "
                 f"{config.noise_span}"
             )
-        self.noise = None
         self.head = Categorical(self.num_actions)
         self.actor = self.make_actor()
         self.critic = self.make_critics(config.num_critics)

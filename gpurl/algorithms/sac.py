@@ -61,7 +61,7 @@ class SAC(OffPolicyActorCritic):
     """A stochastic actor, rewarded for its entropy too."""
 
     config: SACConfig
-    noise: RepeatedNoise | None  # None: new noise in every step
+    noise: RepeatedNoise | None = None  # None: new noise in every step
     discrete_form = "discrete_sac"
     log_temperature_limits = LOG_TEMPERATURE_LIMITS
     log_std_limits = LOG_STD_LIMITS
@@ -70,7 +70,6 @@ class SAC(OffPolicyActorCritic):
         super().make_networks()
         self.make_temperature()
         config = self.config
-        self.noise = None
         if config.noise_span > 1:
             numbers = config.noise_span, config.noise_exponent
             self.noise = RepeatedNoise(*numbers, self.num_actions, self.device)
