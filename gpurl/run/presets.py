@@ -47,7 +47,7 @@ CHASING: Preset = LEARN_CHASING | SLOW_ACTOR | {"normalize_obs": True}
 # rewards of Chasing are about 0.02 a step, so the entropy must weigh little: with the default, an
 # initial temperature of 1, SAC acts at random for 15,000 updates
 CHASING_SAC: Preset = CHASING | {"initial_temperature": 0.02}
-# a deterministic actor leaves a good policy again, for -20 and back: not with FastTD3's noise, a
+# a deterministic actor leaves a good policy again, for -9 and back: not with FastTD3's noise, a
 # size for each episode, targets that move fast, and the lower of two critics
 CHASING_TD3: Preset = CHASING | {
     "policy_delay": 1,
