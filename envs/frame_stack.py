@@ -99,11 +99,21 @@ class FrameStack(VecEnvWrapper):
 
     @classmethod
     def exists_once(cls, options: Options) -> bool:
-        task = options.get("task")
-        if not task:
-            return False
+        inside = cls._inside(options)
+        return inside is not None and inside[0].exists_once(inside[1])
+
+    @classmethod
+    def is_quick_to_make(cls, options: Options) -> bool:
+        inside = cls._inside(options)
+        return inside is not None and inside[0].is_quick_to_make(inside[1])
+
+    @classmethod
+    def _inside(cls, options: Options) -> tuple[type[VecEnv], Options] | None:
+        """The class of the task that `options` name, and its own options; None without a name."""
+        if not (task := options.get("task")):
+            return None
         env_class, named = registry.resolve_env(task)
-        return env_class.exists_once({**named, **(options.get("task_options") or {})})
+        return env_class, {**named, **(options.get("task_options") or {})}
 
     @classmethod
     def picture_options(cls, options: Options) -> Options:

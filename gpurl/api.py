@@ -72,7 +72,8 @@ class Run:
 
     def __repr__(self) -> str:
         values = self.outcome.evaluation
-        text = f"return {spread(values, 2)}, " if values else ""
+        text = "" if self.member is None else f"member {self.member}, "
+        text += f"return {spread(values, 2)}, " if values else ""
         steps = counted(self.outcome.steps, "step")
         return f"Run({self.folder}, {text}{steps}, {self.outcome.reason})"
 

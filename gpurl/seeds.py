@@ -1,4 +1,4 @@
-"""One training for each of several seeds, and their mean."""
+"""Trainings with several seeds, at once or one after another, and their mean."""
 
 import dataclasses
 import logging
@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpurl.api import Run, run
-from gpurl.errors import GpurlError, UsageError
+from gpurl.envs.registry import make_env, resolve_env
+from gpurl.errors import GpurlError, NonFiniteError, UsageError
 from gpurl.run.callbacks import make_callbacks
 from gpurl.run.comparison import Group, compare_runs, plot_comparison
+from gpurl.run.memory_need import check_memory
 from gpurl.run.settings import Settings, make_settings
+from gpurl.run.setup import choose_device, population_obstacle
+from gpurl.run.terminal import say
 from gpurl.runs_beside import run_beside
 
 log = logging.getLogger("gpurl")
@@ -19,22 +23,24 @@ def train_seeds(
     algorithm: str,
     env: str,
     seeds: int | Sequence[int] = 5,
-    jobs: int = 1,
-    at_once: bool = False,
+    jobs: int | None = None,
     **settings: object,
 ) -> list[Run]:
-    """Train `algorithm` on `env` once for each seed; names and settings as for `gpurl.train`.
+    """Train `algorithm` on `env` with each seed; names and settings as for `gpurl.train`.
 
-    seeds: a number of seeds from `seed` on, or the seeds. jobs: trainings at a time, from two on
-    each in a process with one thread, unless `threads` is set. A training that fails is logged, and
-    the next seed is trained; the last failure is raised if all fail. A signal ends the whole.
-    at_once: one run, whose population has a member for each seed; each of the runs that are
-    returned stands for a member. UsageError for what cannot be trained so.
+    seeds: a number of seeds from `seed` on, or the seeds. They train as a population in one run
+    where that is possible: each of the runs that are returned then stands for a member (`member`)
+    of the same folder, and `policy()` is its policy. Else, or with `jobs`, each has a run of its
+    own; jobs: trainings at a time, from two on each in a process with one thread, unless `threads`
+    is set.
+
+    A training that fails is logged, and the others go on; the last failure is raised if all fail. A
+    signal ends the whole.
     """
     first = make_settings(algorithm, env, **settings)
     if isinstance(seeds, int):
         seeds = range(first.train.seed, first.train.seed + seeds)
-    finished, failed = run_seeds(first, seeds, jobs=jobs, at_once=at_once)
+    finished, failed = run_seeds(first, seeds, jobs=jobs)
     if failed and not finished:
         raise failed[-1]
     return finished
@@ -46,31 +52,32 @@ def run_seeds(
     command: Sequence[str] = (),
     callbacks: Sequence[str] = (),
     after: Callable[[Run], object] = lambda finished: None,
-    jobs: int = 1,
-    at_once: bool = False,
+    jobs: int | None = None,
 ) -> tuple[list[Run], list[GpurlError]]:
     """(the finished runs, the errors of those that failed), in the order of `seeds`; ends early
     after a signal.
 
     command: for the runs' command.txt. callbacks: names of classes, of which each run has new
-    instances. after: called with each run as it ends. jobs: trainings at a time. at_once: as
-    `train_seeds` has it.
+    instances. after: called with each run as it ends. jobs: as `train_seeds` has it.
     """
     if not seeds:
         raise UsageError(f"seeds must be at least 1, got {len(seeds)}")
     if len({*seeds}) < len(seeds):
         raise UsageError(f"seeds are {', '.join(map(str, seeds))}: each must be there once")
-    if at_once:
-        if jobs > 1 or settings.train.population > 1:
-            raise UsageError("at_once is a population of seeds: leave out jobs and population")
-        one = run(
-            _of_population(settings, seeds), command=command, callbacks=make_callbacks(callbacks)
+    if settings.train.population > 1:
+        raise UsageError(
+            f"seeds are trainings of their own, population {settings.train.population} the seeds "
+            f"of one: leave out one of them"
         )
-        after(one)
-        return [_of_member(one, k) for k in range(len(seeds))], []
-    each_settings = [_with_seed(settings, seed) for seed in seeds]
     make_callbacks(callbacks)  # or an error, before anything starts
-    if jobs > 1:
+    if jobs is None and len(seeds) > 1:
+        obstacle = _population_obstacle(settings, seeds, callbacks)
+        if not obstacle:
+            return _run_population(settings, seeds, command, after)
+        if not settings.train.quiet:
+            say(f"seeds one after another, not as a population: {obstacle}")
+    each_settings = [_with_seed(settings, seed) for seed in seeds]
+    if jobs is not None and jobs > 1:
         return run_beside(each_settings, jobs, command, callbacks, after)
     finished: list[Run] = []
     failed: list[GpurlError] = []
@@ -90,14 +97,63 @@ def run_seeds(
     return finished, failed
 
 
-def _of_population(settings: Settings, seeds: Sequence[int]) -> Settings:
-    """The settings of one run, whose members have the seeds."""
+# ---- as a population ----
+
+
+def _population_obstacle(settings: Settings, seeds: Sequence[int], callbacks: Sequence[str]) -> str:
+    """Why the seeds need runs of their own, "" if they do not."""
+    config = settings.train
     if [*seeds] != [*range(seeds[0], seeds[0] + len(seeds))]:
-        raise UsageError(
-            f"at once, seeds follow each other, got {', '.join(map(str, seeds))}; leave at_once out"
-        )
+        return f"seeds {', '.join(map(str, seeds))} do not follow each other"
+    # what is meant for each run
+    for name, value in (
+        ("callbacks", callbacks),
+        ("max_seconds", config.max_seconds),
+        ("stop_return", config.stop_return),
+        ("track", config.track),
+    ):
+        if value not in (None, ()):
+            return f"{name} is for each of the runs"
+    device = choose_device(config.device)
+    if device.type == "cuda" and config.stack == "off":
+        return "members follow each other on a GPU, without CUDA graphs, unless stack is auto"
+    # an instance tells more than its class: a wrapper is what it wraps
+    env_class, named = resolve_env(settings.env)
+    takes_share_seeds = env_class.takes_share_seeds
+    is_quick = env_class.is_quick_to_make({**named, **settings.env_options})
+    if is_quick:
+        env = make_env(settings.env, 1, **settings.env_options)
+        takes_share_seeds = env.takes_share_seeds
+        env.close()
+    if obstacle := population_obstacle(settings, takes_share_seeds):
+        return obstacle
+    try:
+        as_one = _as_population(settings, seeds)
+        if is_quick:
+            check_memory(as_one, device)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def _as_population(settings: Settings, seeds: Sequence[int]) -> Settings:
+    """The settings of one run, whose members have the seeds."""
     train = dataclasses.replace(settings.train, seed=seeds[0], population=len(seeds))
     return dataclasses.replace(settings, train=train)
+
+
+def _run_population(
+    settings: Settings,
+    seeds: Sequence[int],
+    command: Sequence[str],
+    after: Callable[[Run], object],
+) -> tuple[list[Run], list[GpurlError]]:
+    """As `run_seeds`; a member that was lost is a seed that failed."""
+    one = run(_as_population(settings, seeds), command=command)
+    after(one)
+    lost = one.outcome.lost
+    runs = [_of_member(one, k) for k in range(len(seeds)) if k not in lost]
+    return runs, [NonFiniteError(reason) for reason in lost.values()]
 
 
 def _of_member(one: Run, member: int) -> Run:

@@ -83,6 +83,7 @@ class MujocoEnv(CountingEnv):
     because they did not fit into njmax constraints and nconmax contacts per world.
     """
 
+    takes_share_seeds = True
     model_file: ClassVar[str]
     # of videos: one of the model by name, or of its own; None: "track" of the model, else as
     # MuJoCo's viewer begins

@@ -43,7 +43,7 @@ COMMON = {
     *("actor_network.hidden", "critic_network.hidden"),
 }
 # options of a command that are changed seldom
-RARE = {"at_once", "max_restarts"}
+RARE = {"max_restarts"}
 
 
 @dataclass(frozen=True)

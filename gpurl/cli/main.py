@@ -29,8 +29,8 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train ALGORITHM ENV [settings]          train; --help shows the settings, --help-all all
   gpurl train --resume RUN [settings]           continue a run
   gpurl train ... --callback MODULE:CLASS       with your own callback
-  gpurl train ... --seeds 5 [--jobs 1]          one run for each seed, and their mean
-  gpurl train ... --seeds 5 --at-once           the same as a population, one run for all
+  gpurl train ... --seeds 5                     five seeds at once, and their mean
+  gpurl train ... --seeds 5 --jobs 1            the same, a run of its own for each seed
   gpurl train ... --processes 4                 one agent on four GPUs
   gpurl train ... --population 5                five agents at once in one run
   gpurl tune ALGORITHM ENV [--trials 30]        search for good settings (needs Optuna)
@@ -207,7 +207,6 @@ def _train_seeds(settings: "Settings", options: "TrainOptions", command: list[st
         options.callback,
         after=lambda finished: None if is_quiet else say(f"{finished.summary()}\n"),
         jobs=options.jobs,
-        at_once=options.at_once,
     )
     codes = [_exit_code(one) for one in runs] + [error.exit_code for error in failed]
     # the mean needs scipy, and a return of each run: the trainings are done all the same

@@ -60,11 +60,13 @@ class TrainOptions:
     callback: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """MODULE:CLASS of a callback of your own; may be given several times."""
     seeds: int = 1
-    """Train this many seeds, one run each, and print their mean."""
-    jobs: int = 1
-    """With seeds: trainings at a time, each in a process with one thread, unless threads is set."""
-    at_once: bool = False
-    """With seeds: one run, which trains them as members of a population."""
+    """Train this many seeds and print their mean: as a population in one run where that is
+    possible, else one after another.
+    """
+    jobs: int | None = None
+    """With seeds: a run of its own for each, so many at a time; from two on each in a process with
+    one thread, unless threads is set.
+    """
     processes: int = 1
     """Train one agent on this many processes of this machine: one for each GPU, or all on the CPU.
     num_envs and batch_size are those of all together.
@@ -178,7 +180,7 @@ def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
     if options.seeds > 1 and options.resume:
         raise UsageError("--seeds trains new runs, --resume continues one: leave out one of them")
     for name, least in (("processes", 1), ("max_restarts", 0), ("jobs", 1)):
-        if (number := getattr(options, name)) < least:
+        if (number := getattr(options, name)) is not None and number < least:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} must be at least {least}, got {number}")
     if options.processes > 1 and options.seeds > 1:
@@ -186,18 +188,11 @@ def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
             f"--processes {options.processes} trains one agent, --seeds {options.seeds} several: "
             f"leave out one of them"
         )
-    if options.jobs > 1 and options.seeds == 1:
+    if options.jobs is not None and options.seeds == 1:
         raise UsageError(f"--jobs {options.jobs} goes with --seeds")
-    if options.at_once and (options.seeds == 1 or options.jobs > 1):
-        raise UsageError("--at-once goes with --seeds of at least 2, and without --jobs")
     if options.max_restarts and options.processes == 1:
         raise UsageError(f"--max-restarts {options.max_restarts} goes with --processes")
     settings = _parse_settings(words, options.config, options.resume, "train", options)
-    if options.seeds > 1 and settings.train.population > 1:
-        raise UsageError(
-            f"--seeds {options.seeds} trains runs of their own, population "
-            f"{settings.train.population} the seeds of one run at once: leave out one of them"
-        )
     if options.processes > 1 and settings.train.population > 1:
         raise UsageError(
             f"--processes {options.processes} trains one agent on several processes, population "

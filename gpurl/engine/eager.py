@@ -95,6 +95,11 @@ class Eager:
         """The algorithm of each agent, None where it is lost; see `gpurl.engine.population`."""
         return (self.algorithm,)
 
+    @property
+    def lost(self) -> dict[int, str]:
+        """Agents that diverged while others went on, by index, and why."""
+        return {}
+
     def obstacle(self) -> str:
         """What the engine would ignore of the algorithm as it is now, or "". Methods of the
         algorithm can be replaced after the engine was chosen.

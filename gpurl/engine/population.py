@@ -215,6 +215,10 @@ class Population(Eager):
         return tuple(None if k in lost else each.algorithm for k, each in enumerate(self._members))
 
     @property
+    def lost(self) -> dict[int, str]:
+        return dict(self.guards.lost)
+
+    @property
     def live(self) -> dict[int, Eager]:
         """The members that are not lost, by index."""
         return {k: self._members[k] for k in self.guards.live}

@@ -6,6 +6,7 @@ foresaw.
 """
 
 import dataclasses
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +55,9 @@ def check_memory(settings: Settings, device: torch.device, env: VecEnv | None = 
     if MOST_TIMES * population * (rows * obs_bytes + _bytes_of_layers(config)) <= free:
         return
 
-    # the sum
+    # the sum, where an earlier run of this process, whose objects refer to each other, is gone
+    gc.collect()
+    free = available_bytes(device) or free
     step = getattr(config, "minibatches", 1)  # all have the same number of environments
     bytes_per_env = 0
     if is_to_come:

@@ -182,21 +182,25 @@ def make_population(
     return engine
 
 
+def population_obstacle(settings: Settings, takes_share_seeds: bool) -> str:
+    """What of algorithm and environment cannot be trained as a population, "" if nothing."""
+    if issubclass(resolve_algorithm(settings.algorithm), BC):
+        return (
+            f"a population is for algorithms that learn from rewards, not for {settings.algorithm}"
+        )
+    if not takes_share_seeds:
+        return (
+            f"a population needs an environment that begins each share of its environments by a "
+            f"seed of its own, as tensor tasks and MuJoCo tasks do, {settings.env} does not"
+        )
+    return ""
+
+
 def _check_population(settings: Settings, env: VecEnv) -> None:
     """UsageError for what cannot be trained as a population."""
     size = settings.train.population
-    instead = f"train its seeds one after another, --seeds {size}"
-    if issubclass(resolve_algorithm(settings.algorithm), BC):
-        raise UsageError(
-            f"population {size} is for algorithms that learn from rewards, not for "
-            f"{settings.algorithm}: {instead}"
-        )
-    if not env.takes_share_seeds:
-        raise UsageError(
-            f"population {size} needs an environment that begins each share of its environments by "
-            f"a seed of its own, as tensor tasks and MuJoCo tasks do, {type(env).__name__} does "
-            f"not: {instead}"
-        )
+    if obstacle := population_obstacle(settings, env.takes_share_seeds):
+        raise UsageError(f"{obstacle}: train its seeds one after another, --seeds {size}")
     wanted = size * settings.train.num_envs
     if env.num_envs != wanted:
         raise UsageError(

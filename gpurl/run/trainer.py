@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import NoReturn
@@ -48,6 +48,7 @@ class Outcome:
     signal_number: int | None = None
     unsaved: str = ""  # why the final state is in no checkpoint; empty if it is
     new_steps: int = 0  # of this process, without those before a resume
+    lost: dict[int, str] = field(default_factory=dict)  # members that diverged, and why
 
 
 class Trainer:
@@ -151,6 +152,7 @@ class Trainer:
             stop.signal_number,
             unsaved,
             self.steps - steps_before,
+            self.engine.lost,
         )
 
     def _train(self, reporter: Reporter, stop: StopRequest) -> str:

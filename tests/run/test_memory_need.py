@@ -1,8 +1,10 @@
 """A run takes no more memory than the sum says, and what an error says would fit does."""
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,26 @@ def output_of(program: str, words: object) -> Any:
     done = subprocess.run(command, capture_output=True, text=True)
     assert not done.returncode, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_what_an_earlier_run_left_is_given_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left:
+        """Refers to itself, as the objects of a run refer to each other."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+    settings = make_settings("sac", "pendulum", device="cpu")
+    gc.collect()
+    gc.disable()
+    try:
+        left = weakref.ref(Left())
+        free = lambda device: 8 * MIB if left() else 1 << 40  # noqa: E731
+        monkeypatch.setattr(memory_need, "available_bytes", free)
+        check_memory(settings, CPU)
+    finally:
+        gc.enable()
+    assert left() is None
 
 
 def test_live_bytes_are_those_of_tensors_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""One training for each of several seeds, and their mean."""
+"""Trainings with several seeds, at once or one after another, and their mean."""
 
 import json
 import re
@@ -17,6 +17,7 @@ from gpurl import seeds as module
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.cli.main import main
 from gpurl.errors import EnvError, NonFiniteError, UsageError
+from gpurl.run import memory_need
 from gpurl.run.callbacks import RunView
 from gpurl.run.comparison import compare_runs
 from gpurl.run.run_folder import lock_run
@@ -39,7 +40,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def test_each_seed_is_the_run_of_that_seed(tmp_path: Path) -> None:
-    runs = train_seeds("ppo", "pendulum", 2, seed=3, root=str(tmp_path), **SETTINGS)
+    runs = train_seeds("ppo", "pendulum", 2, jobs=1, seed=3, root=str(tmp_path), **SETTINGS)
     assert [run.folder.name[-2:] for run in runs] == ["_3", "_4"]
     alone = gpurl.train("ppo", "pendulum", seed=4, run_dir=str(tmp_path / "alone"), **SETTINGS)
     model = load_checkpoint(alone.folder)[0]["model"]
@@ -78,60 +79,64 @@ def test_a_seed_that_fails_costs_itself_only(
 
     monkeypatch.setattr(module, "run", run)
     settings = SETTINGS | {"root": str(tmp_path), "eval_episodes": 0, "total_steps": ITERATION}
-    runs = train_seeds("ppo", "pendulum", 3, **settings)
+    runs = train_seeds("ppo", "pendulum", 3, jobs=1, **settings)
     assert [each.folder.name[-1] for each in runs] == ["0", "2"]
     assert "seed 1 failed: reward: NaN" in caplog.text
-    words = [*WORDS[:-1], "eval_episodes=0", f"root={tmp_path}", "--seeds", "2"]
+    words = [*WORDS[:-1], "eval_episodes=0", f"root={tmp_path}", "--seeds", "2", "--jobs", "1"]
     assert main(["train", *words]) == NonFiniteError.exit_code
     # nothing is left
     monkeypatch.setattr(module, "run", lambda *_, **__: (_ for _ in ()).throw(EnvError("gone")))
     with pytest.raises(EnvError, match="gone"):
-        train_seeds("ppo", "pendulum", 2, **settings)
+        train_seeds("ppo", "pendulum", 2, jobs=1, **settings)
 
 
 def test_the_command_prints_each_run_and_the_mean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", *WORDS, f"root={tmp_path}", "--seeds", "2"]) == 0
+    in_turn = ["--seeds", "2", "--jobs", "1"]
+    assert main(["train", *WORDS, f"root={tmp_path}", *in_turn]) == 0
     out = capsys.readouterr().out
     assert len(re.findall(r"^run folder ", out, re.MULTILINE)) == 2
     assert f"ppo: 2 seeds, {2 * ITERATION} steps, mean -" in out
     picture = Path(out.splitlines()[-1].removeprefix("picture "))
     assert picture.exists()
     # one evaluation of each is enough
-    words = [*WORDS[:-2], f"total_steps={ITERATION}", f"root={tmp_path}", "--seeds", "2"]
+    words = [*WORDS[:-2], f"total_steps={ITERATION}", f"root={tmp_path}", *in_turn]
     assert main(["train", *words]) == 0
     out = capsys.readouterr().out
     assert f"ppo: 2 seeds, {ITERATION} steps, mean -" in out
     assert Path(out.splitlines()[-1].removeprefix("picture ")).exists()
     # without returns there is no mean
-    words = [*WORDS[:-1], "eval_episodes=0", f"root={tmp_path}", "--quiet", "--seeds", "2"]
+    words = [*WORDS[:-1], "eval_episodes=0", f"root={tmp_path}", "--quiet", *in_turn]
     assert main(["train", *words]) == 0
     assert capsys.readouterr().err.startswith("no mean over seeds: ")
 
 
-def test_at_once_they_are_the_same_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("algorithm", "env"), [("ppo", "pendulum"), ("ppo", "hopper")])
+def test_as_a_population_they_are_the_same_runs(
+    algorithm: str, env: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One run of a population, and the same mean, interval and curves as of runs of their own."""
-    words = [*WORDS, "--seeds", "3", "threads=1"]
+    if env == "hopper":
+        pytest.importorskip("mujoco")
+    words = [algorithm, env, *WORDS[2:], "--seeds", "3", "threads=1"]
     said = {}
-    for kind, flags in (("in turn", []), ("at once", ["--at-once"])):
+    for kind, flags in (("in turn", ["--jobs", "1"]), ("at once", [])):
         assert main(["train", *words, *flags, f"run_dir={tmp_path / kind}"]) == 0
         *others, mean, _, picture = capsys.readouterr().out.splitlines()
-        assert sum(line.startswith("run folder ") for line in others) == 1 if flags else 3
+        assert sum(line.startswith("run folder ") for line in others) == (3 if flags else 1)
         assert Path(picture.removeprefix("picture ")).stat().st_size > 10_000
         said[kind] = mean
     assert said["at once"] == said["in turn"]
-    assert said["at once"].startswith(f"ppo: 3 seeds, {2 * ITERATION} steps, mean -")
+    assert said["at once"].startswith(f"ppo: 3 seeds, {2 * ITERATION} steps, mean ")
     (in_turn,) = compare_runs([tmp_path / "in turn" / f"seed_{seed}" for seed in range(3)])
     (at_once,) = compare_runs([tmp_path / "at once"])
     assert [run.by_steps for run in at_once.runs] == [run.by_steps for run in in_turn.runs]
 
 
-def test_at_once_each_run_stands_for_a_member(tmp_path: Path) -> None:
+def test_as_a_population_each_run_stands_for_a_member(tmp_path: Path) -> None:
     settings = SETTINGS | {"threads": 1}
-    runs = train_seeds(
-        "ppo", "pendulum", 2, at_once=True, seed=3, run_dir=str(tmp_path / "all"), **settings
-    )
+    runs = train_seeds("ppo", "pendulum", 2, seed=3, run_dir=str(tmp_path / "all"), **settings)
     alone = gpurl.train("ppo", "pendulum", seed=4, run_dir=str(tmp_path / "alone"), **settings)
     assert [run.folder for run in runs] == [tmp_path / "all"] * 2
     obs = torch.linspace(-1, 1, 12).reshape(4, 3)
@@ -142,26 +147,65 @@ def test_at_once_each_run_stands_for_a_member(tmp_path: Path) -> None:
     # the evaluation is the member's, too
     ends = [run.outcome.evaluation["eval/mean_reward"] for run in runs]
     assert ends[1] == alone.outcome.evaluation["eval/mean_reward"] != ends[0]
-    assert f"return {ends[1]:.2f}, " in repr(runs[1])
+    assert f"member 1, return {ends[1]:.2f}, " in repr(runs[1])
     assert f"evaluated return {ends[0]:.2f} over 4 episodes" in runs[0].summary()
 
 
-@pytest.mark.parametrize(("seeds", "named"), [((3, 5), "3, 5"), ((1, 0), "1, 0")])
-def test_at_once_seeds_follow_each_other(seeds: tuple[int, ...], named: str) -> None:
-    with pytest.raises(UsageError, match=f"seeds follow each other, got {named}; leave at_once"):
-        train_seeds("ppo", "pendulum", seeds, at_once=True, **SETTINGS)
+@pytest.mark.parametrize(
+    ("env", "seeds", "changes", "why"),
+    [
+        ("pendulum", (3, 5), {}, "seeds 3, 5 do not follow each other"),
+        ("pendulum", (1, 0), {}, "seeds 1, 0 do not follow each other"),
+        ("pendulum", (0, 1), {"max_seconds": 60.0}, "max_seconds is for each of the runs"),
+        ("pendulum", (0, 1), {"stop_return": 0.0}, "stop_return is for each of the runs"),
+        ("pendulum", (0, 1), {"nan": "reset-envs"}, "takes nan raise or skip, got reset-envs"),
+        ("CartPole-v1", (0, 1), {}, "as tensor tasks and MuJoCo tasks do, CartPole-v1 does not"),
+        ("frame_stack:catch", (0, 1), {}, ""),
+    ],
+    ids=str,
+)
+def test_where_no_population_is_possible_they_train_one_after_another(
+    env: str,
+    seeds: tuple[int, ...],
+    changes: dict[str, Any],
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = SETTINGS | {"total_steps": ITERATION, "eval_every": None, "quiet": False} | changes
+    runs = train_seeds("ppo", env, seeds, run_dir=str(tmp_path), **settings)
+    folders = [tmp_path / f"seed_{seed}" for seed in seeds] if why else [tmp_path] * 2
+    assert [run.folder for run in runs] == folders
+    out = capsys.readouterr().out
+    assert ("seeds one after another, not as a population: " in out) == bool(why)
+    assert why in out
 
 
-@pytest.mark.parametrize("changes", [{"jobs": 2}, {"population": 3}])
-def test_at_once_goes_without_jobs_and_population(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="leave out jobs and population"):
-        train_seeds("ppo", "pendulum", 2, at_once=True, **(SETTINGS | changes))
+def test_seeds_that_fit_into_memory_alone_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory_need, "available_bytes", lambda device: 1 << 29)
+    words = ["sac", "pendulum", "num_envs=4", "replay_size=8000000", "total_steps=64"]
+    words += ["eval_episodes=0", "device=cpu", "actor_network.hidden=8", "critic_network.hidden=8"]
+    words += ["learning_starts=16", "batch_size=16", f"run_dir={tmp_path}", "--seeds", "2"]
+    assert main(["train", *words]) == 0
+    out = capsys.readouterr().out
+    assert "seeds one after another, not as a population: 4 environments of pendulum" in out
+    assert len([*tmp_path.glob("seed_*/config.yaml")]) == 2
 
 
-def test_at_once_is_refused_where_seeds_of_shares_are(tmp_path: Path) -> None:
-    settings = SETTINGS | {"root": str(tmp_path)}
-    with pytest.raises(UsageError, match="train its seeds one after another, --seeds 2"):
-        train_seeds("ppo", "gymnasium_cpu:CartPole-v1", 2, at_once=True, **settings)
+def test_a_member_that_diverges_is_a_seed_that_failed(tmp_path: Path) -> None:
+    words = ["ppo", f"{__name__}:FailsInSecondShare", *WORDS[2:-1], "eval_episodes=0", "nan=raise"]
+    words += ["threads=1", "--seeds", "3"]
+    assert main(["train", *words, f"run_dir={tmp_path / 'words'}"]) == NonFiniteError.exit_code
+    settings = SETTINGS | {"eval_episodes": 0, "nan": "raise", "run_dir": str(tmp_path / "call")}
+    runs = train_seeds("ppo", f"{__name__}:FailsInSecondShare", 3, **settings)
+    assert [run.member for run in runs] == [0, 2]
+
+
+def test_seeds_go_without_a_population() -> None:
+    with pytest.raises(UsageError, match="population 3 the seeds of one: leave out one of them"):
+        train_seeds("ppo", "pendulum", 2, **(SETTINGS | {"population": 3}))
 
 
 def test_beside_each_other_they_are_the_same_runs(
@@ -187,6 +231,15 @@ class Marks(gpurl.Callback):
 
     def on_end(self, run: RunView) -> None:
         (run.folder / "marked").touch()
+
+
+class FailsInSecondShare(RandomWalk):
+    """Rewards of the second of three shares of the environments are not finite."""
+
+    def transition(self, state: Any, action: Tensor, rng: Any) -> Any:
+        state, reward, terminated = super().transition(state, action, rng)
+        share = torch.arange(reward.shape[0], device=reward.device) * 3 // reward.shape[0]
+        return state, torch.where(share == 1, torch.inf, reward), terminated
 
 
 class FailsWithOddSeeds(RandomWalk):
@@ -248,10 +301,8 @@ def test_they_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         (["--seeds", "2", "--resume", "x"], "--seeds"),
         (["--seeds", "2", "--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["--jobs", "2"], "--jobs 2 goes with --seeds"),
-        (["--at-once"], "--at-once goes with --seeds of at least 2"),
-        (["--at-once", "--seeds", "2", "--jobs", "2"], "and without --jobs"),
-        (["--at-once", "--seeds", "2", "--population", "2"], "leave out one of them"),
-        (["--at-once", "--seeds", "2", "--asynchronous"], "leave out asynchronous"),
+        (["--jobs", "1"], "--jobs 1 goes with --seeds"),
+        (["--seeds", "2", "--population", "2"], "leave out one of them"),
     ],
 )
 def test_wrong_words(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
