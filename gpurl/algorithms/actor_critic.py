@@ -20,6 +20,7 @@ from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
 from gpurl.losses import categorical_td_loss, min_mean_pmf, td_loss
 from gpurl.nn.action_scaler import ActionScaler
+from gpurl.nn.batch_norm import BatchNorm
 from gpurl.nn.encoders import (
     RELU_GAIN,
     EncodedCritics,
@@ -32,6 +33,7 @@ from gpurl.nn.mlp import Dense, Layer, Sequential, make_network, set_dtype
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.parts import Part, dense_actor_part, describe, state_tensors
 from gpurl.nn.q_networks import who_takes
+from gpurl.nn.ranks import Alone
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,13 @@ class OffPolicyActorCritic(OffPolicy):
                 if isinstance(drawn, EncodedCritics):  # it reads what the targets' encoder gives
                     drawn = Sequential(cast(Iterable[Layer], drawn.layers))
                 self._drawn_critics = (drawn.eval(),)
+
+    def join(self, ranks: Alone) -> None:
+        super().join(ranks)
+        for network in self._drawn_critics:
+            for module in network.modules():
+                if isinstance(module, BatchNorm):
+                    module.ranks = ranks
 
     def set_precision(self, precision: str) -> None:
         super().set_precision(precision)

@@ -128,8 +128,6 @@ class Algorithm(ABC, nn.Module):
     values_final_obs: ClassVar[bool] = False
     # whether images are flattened into rows where no network of this algorithm reads them
     flattens_images: ClassVar[bool] = True
-    # whether several processes can train it, one agent on all of them: see `join`
-    takes_ranks: ClassVar[bool] = True
     # of `random_streams`, those whose numbers are the same on all ranks
     common_streams: ClassVar[frozenset[str]] = frozenset()
     # of `extra_state`, what belongs to the environments and episodes of this agent
@@ -224,7 +222,7 @@ class Algorithm(ABC, nn.Module):
         for optimizer in self.optimizers.values():
             optimizer.reduce = ranks.reduce  # type: ignore[method-assign]
         for module in self.modules():
-            if isinstance(module, Normalizer):
+            if isinstance(module, Normalizer | BatchNorm):
                 module.ranks = ranks
         for name, stream in self.random_streams.items():
             if name not in self.common_streams:
@@ -232,11 +230,12 @@ class Algorithm(ABC, nn.Module):
 
     def ranks_obstacle(self) -> str:
         """Why several processes cannot train it, or ""."""
-        if not self.takes_ranks:
-            return "it learns from what one process alone knows"
         for module in self.modules():
-            if isinstance(module, BatchNorm | torch.nn.modules.batchnorm._BatchNorm):
-                return f"{type(module).__name__} takes its statistics from the rows of one batch"
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                return (
+                    f"{type(module).__name__} takes its statistics from the rows of one process; "
+                    f"gpurl.nn.batch_norm has one that takes those of all"
+                )
         return ""
 
     def set_symmetry(self, mirror: Mirror, name: str) -> None:

@@ -118,7 +118,6 @@ class BC(OffPolicy):
     """
 
     config: BCConfig
-    takes_ranks = False
     # in a tuple, so that they are no submodules and their weights are in no checkpoint
     _teachers: tuple["Teacher", ...] = ()
 
@@ -206,6 +205,9 @@ class BC(OffPolicy):
         for teacher, rows in zip(self._teachers, self._shares(len(obs))):
             count = len(teacher.algorithm.initial_policy_state(1))
             mine, states = states[:count], states[count:]
+            if rows.start == rows.stop:  # another rank has its share
+                next_states += mine
+                continue
             read = teacher.read(obs[rows], self.num_inputs)
             shares = tuple(memory[rows] for memory in mine)
             action, new, _ = teacher.algorithm.act(read, shares, explore=False)
@@ -216,9 +218,10 @@ class BC(OffPolicy):
         return torch.cat(actions), tuple(next_states)
 
     def _shares(self, num_envs: int) -> list[slice]:
-        """The environments of each teacher."""
-        count = len(self._teachers)
-        ends = [num_envs * (number + 1) // count for number in range(count)]
+        """Which of this rank's environments each teacher has; it has a share of those of all."""
+        count, ranks = len(self._teachers), self.ranks
+        of_all = [num_envs * ranks.count * (number + 1) // count for number in range(count)]
+        ends = [min(max(end - ranks.index * num_envs, 0), num_envs) for end in of_all]
         return [slice(start, end) for start, end in zip((0, *ends), ends)]
 
     def inputs(self, obs: Tensor) -> Tensor:
@@ -316,10 +319,10 @@ class BC(OffPolicy):
         as its share. To be called before `make_buffer`. UsageError if one has other actions, or
         reads what this environment does not give.
         """
-        if len(teachers) > self.num_envs:
+        if len(teachers) > (num_envs := self.num_envs * self.ranks.count):
             raise UsageError(
-                f"{len(teachers)} teachers share the environments, num_envs is {self.num_envs}: "
-                f"wanted one for each at least"
+                f"{len(teachers)} teachers share the environments, num_envs is {num_envs}: wanted "
+                f"one for each at least"
             )
         spaces = self.observation_space, self.state_space
         self._teachers = tuple(
@@ -356,6 +359,7 @@ class BC(OffPolicy):
             obs.dtype,
             self.config.storage,
         )
+        self.replay.random.begin_at(self.ranks.index)
         # rewards and ends are not learned from
         zeros = torch.zeros(count, device=self.device)
         columns = {
@@ -449,7 +453,9 @@ class BC(OffPolicy):
             action, weight = action.flatten(0, 1), weight.flatten()
         else:
             output = self.actor(batch["obs"]).squeeze(0)
-        loss = self.head.loss(output, action) @ (weight / weight.sum().clamp(min=1.0))
+        # every row of all ranks weighs the same
+        number = self.ranks.average(weight.sum()).clamp(min=1.0 / self.ranks.count)
+        loss = self.head.loss(output, action) @ (weight / number)
         return loss, {"actor_loss": loss.detach()}
 
 

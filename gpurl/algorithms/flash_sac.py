@@ -90,7 +90,6 @@ class FlashSAC(SAC):
     """
 
     config: FlashSACConfig
-    takes_ranks = False
     flattens_images = False
     of_episodes = SAC.of_episodes | {"returned"}
     # layer.py there, NormalTanhPolicy: `LogStdLimits` keeps the outputs within
@@ -219,10 +218,9 @@ class FlashSAC(SAC):
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         super().load_extra_state(state)
-        scaler = self.reward_scaler
         # episodes of another number of environments start anew
-        if scaler is not None and scaler.returned.shape == state["returned"].shape:
-            scaler.returned.copy_(state["returned"])
+        if self.reward_scaler is not None and "returned" in state:
+            self.reward_scaler.returned.copy_(state["returned"])
 
 
 class LogStdLimits(Layer):

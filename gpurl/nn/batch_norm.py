@@ -4,6 +4,7 @@
 
 Mean and variance are those of the batch inside a `with batch_statistics(network)` block, as losses
 need them, and running ones everywhere else: an action never depends on the other rows of its batch.
+A batch of several ranks is the rows of all, as many of each.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from gpurl.kernels.backend import refuse_second_derivative
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.acting import activations, chain, row_of, with_values
 from gpurl.nn.mlp import ACTIVATE, Layer
+from gpurl.nn.ranks import ALONE, Alone
 
 EPSILON = 1e-5
 MOMENTUM = 0.01  # fraction by which running statistics move towards those of a batch
@@ -27,6 +29,7 @@ class BatchNorm(Layer):
 
     running_mean: Tensor  # [E, 1, D]
     running_variance: Tensor  # [E, 1, D], as torch has it: sums divided by rows - 1
+    ranks: Alone = ALONE
 
     def __init__(self, members: int, size: int, activation: str = "none") -> None:
         super().__init__()
@@ -42,8 +45,8 @@ class BatchNorm(Layer):
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         x = x.unsqueeze(0) if x.dim() == 2 else x
         if self.uses_batch:
-            y, mean, variance = _Normalized.apply(x, self.gain, self.shift)
-            self.last_batch = mean, variance, x.shape[1]
+            y, mean, variance = _Normalized.apply(x, self.gain, self.shift, self.ranks)
+            self.last_batch = mean, variance, x.shape[1] * self.ranks.count
         else:
             scale = self.gain * (self.running_variance + EPSILON).rsqrt()
             y = torch.addcmul(self.shift - self.running_mean * scale, x, scale)
@@ -62,26 +65,39 @@ class BatchNorm(Layer):
 
 
 class _Normalized(torch.autograd.Function):
-    """(y [E, B, D], mean, variance) of x [1 or E, B, D]. torch's own derivative of a variance along
-    the rows takes a CPU twenty times as long as a product of the same numbers.
+    """(y [E, B, D], mean, variance) of x [1 or E, B, D], which is a rank's part of the batch.
+    torch's own derivative of a variance along the rows takes a CPU twenty times as long as a
+    product of the same numbers.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor, shift: Tensor, ranks: Alone
+    ) -> tuple[Tensor, Tensor, Tensor]:
         # two passes: E[x^2] - E[x]^2 would cancel
         mean = x.mean(1, keepdim=True)
         normal = x - mean
         variance = normal.square().mean(1, keepdim=True)
+        if ranks.count > 1:
+            own = mean
+            means, variances = ranks.stack(torch.stack((mean, variance))).unbind(1)
+            mean = means.mean(0)
+            variance = variances.mean(0) + (means - mean).square().mean(0)
+            normal += own - mean
         inv_std = (variance + EPSILON).rsqrt()
         normal *= inv_std
+        ctx.ranks = ranks
         ctx.save_for_backward(normal, gain, inv_std)
         ctx.mark_non_differentiable(mean, variance)
         return torch.addcmul(shift, normal, gain), mean, variance
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Of y and the parameters, with g = dL/dy and n = (x - mean) / std: dL/dx = gain / std
-        (g - mean g - n mean(g n)), the means over rows.
+    def backward(
+        ctx: Any, gradient: Tensor, *_: Tensor
+    ) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        """Of x and the parameters, with g = dL/dy and n = (x - mean) / std: dL/dx = gain / std
+        (g - mean g - n mean(g n)), the means over the rows of all ranks. L is a rank's own loss:
+        the optimiser averages what comes of it over the ranks, as that of their mean.
         """
         refuse_second_derivative()
         normal, gain, inv_std = ctx.saved_tensors
@@ -89,11 +105,14 @@ class _Normalized(torch.autograd.Function):
         shift_gradient = gradient.sum(1, keepdim=True)
         gain_gradient = (gradient * normal).sum(1, keepdim=True)
         if not ctx.needs_input_grad[0]:
-            return None, gain_gradient, shift_gradient
-        x_gradient = torch.addcmul(gradient, normal, gain_gradient, value=-1.0 / rows)
-        x_gradient -= shift_gradient / rows
+            return None, gain_gradient, shift_gradient, None
+        sums = gain_gradient, shift_gradient
+        if ctx.ranks.count > 1:
+            sums = ctx.ranks.average(torch.stack(sums)).unbind(0)
+        x_gradient = torch.addcmul(gradient, normal, sums[0], value=-1.0 / rows)
+        x_gradient -= sums[1] / rows
         x_gradient *= gain * inv_std
-        return x_gradient.sum_to_size(normal.shape), gain_gradient, shift_gradient
+        return x_gradient.sum_to_size(normal.shape), gain_gradient, shift_gradient, None
 
 
 @contextmanager

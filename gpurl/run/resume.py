@@ -145,10 +145,12 @@ def validate_for_resume(
             f"the checkpoint has num_envs {old_count}, this run {new_count}; a population keeps it"
         )
     # a replay buffer is laid out for its number of environments, a data set is not
-    trainer = parts["trainer"]
+    trainer, training = parts["trainer"], parts["training"]
+    ended = algorithm.of_episodes - {"random"}
     loses_replay = is_ring(parts["replay"])
     changed = {
         "env": {},
+        "training": {name: state for name, state in training.items() if name not in ended},
         "trainer": trainer | {"statistics": trainer["statistics"] | {"newest": torch.zeros(3, 0)}},
         "replay": {} if loses_replay else parts["replay"],
     }

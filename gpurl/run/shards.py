@@ -132,7 +132,7 @@ def of_all_ranks(parts: Parts, algorithm: Algorithm) -> Parts:
         all_ = ranks.gather(tensor)
         return torch.cat(all_, axis) if all_ else tensor
 
-    parts = _with_envs(parts, num_envs, gather)
+    parts = _with_envs(parts, algorithm, num_envs, gather)
     # a replay buffer
     if not is_ring(parts["replay"]):
         return parts
@@ -166,11 +166,15 @@ def of_rank(parts: Parts, algorithm: Algorithm) -> Parts:
         first = ranks.index * algorithm.num_envs
         num_final = algorithm.replay.num_final(algorithm.num_envs)
         replay = state_of_envs(replay, first, algorithm.num_envs, num_final)
+    if "random" in replay:  # of a data set too; each rank draws by a stream of its own
+        assert isinstance(algorithm, OffPolicy)
         random = algorithm.replay.random.state_dict() | {"step": replay["random"]["step"]}
         parts = parts | {"replay": replay | {"random": random}}
-    parts = _with_envs(
-        parts, num_envs, lambda tensor, axis: tensor.chunk(ranks.count, axis)[ranks.index]
-    )
+
+    def own(tensor: Tensor, axis: int) -> Tensor:
+        return tensor.chunk(ranks.count, axis)[ranks.index]
+
+    parts = _with_envs(parts, algorithm, num_envs, own)
     if ranks.index == 0:
         return parts
     # sums over all environments are rank 0's
@@ -178,15 +182,20 @@ def of_rank(parts: Parts, algorithm: Algorithm) -> Parts:
     return parts | {"trainer": parts["trainer"] | {"statistics": statistics}}
 
 
-def _with_envs(parts: Parts, num_envs: int, change: Change) -> Parts:
+def _with_envs(parts: Parts, algorithm: Algorithm, num_envs: int, change: Change) -> Parts:
     """`parts` with `change` of each tensor that has an axis of `num_envs` environments."""
+    training = dict(parts["training"])
+    for name in sorted(algorithm.of_episodes - {"random"}):
+        if name in training:
+            training[name] = _changed(training[name], 0, num_envs, change)
     trainer = dict(parts["trainer"])
     for name in ("obs", "policy_state"):
         trainer[name] = _changed(trainer[name], 0, num_envs, change)
     statistics = trainer["statistics"]
     newest = _changed(statistics["newest"], 1, num_envs, change)
     trainer["statistics"] = statistics | {"newest": newest}
-    return parts | {"trainer": trainer, "env": _changed(parts["env"], 0, num_envs, change)}
+    env = _changed(parts["env"], 0, num_envs, change)
+    return parts | {"training": training, "trainer": trainer, "env": env}
 
 
 def _changed(state: Any, axis: int, num_envs: int, change: Change) -> Any:

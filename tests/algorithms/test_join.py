@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
+from gpurl.algorithms.bc import BC, BCConfig
 from gpurl.algorithms.off_policy import OffPolicy
 from gpurl.buffers.minibatches import Minibatches
 from gpurl.envs.registry import make_env
@@ -22,7 +23,7 @@ from tests.small_runs import OFF_POLICY, off_policy, small_settings
 from tests.thread_ranks import ThreadRank, together
 
 MAKING = threading.Lock()  # weights are drawn from torch's generator, which threads share
-TAKING = [name for name in OFF_POLICY if resolve_algorithm(name).takes_ranks]
+
 FITTED = {"fit_returns": 0.5, "horizon": 2}
 TASKS = {"vdn": "two_step_game"} | dict.fromkeys(("dqn", "rainbow", "discrete_sac"), "cart_pole")
 
@@ -46,9 +47,10 @@ def made(name: str, ranks: Alone, num_envs: int, rows: int = 16, **settings: Any
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        *((name, {}) for name in TAKING),
+        *((name, {}) for name in OFF_POLICY),
         ("sac", FITTED),
         ("mod_sac", FITTED),
+        ("flash_sac", {"num_critics": 3, "target_subset": 2}),
     ],
     ids=str,
 )
@@ -98,6 +100,44 @@ def test_an_update_of_ranks_is_that_of_one_process(name: str, settings: dict[str
         if key in before:
             moved = max(moved, float((value.double() - before[key].double()).abs().max()))
     assert moved > 1e-4
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_an_imitation_of_ranks_is_that_of_one_process(memory: str) -> None:
+    """Every row that is a transition weighs the same, though one rank has fewer."""
+    generator = torch.Generator().manual_seed(0)
+    lead = (3, 8) if memory == "gru" else (8,)  # [T, B] or [B]
+    batch = {
+        "obs": torch.randn(*lead, 3, generator=generator),
+        "action": torch.rand(*lead, 1, generator=generator) - 0.5,
+        "weight": torch.ones(lead),
+    }
+    batch["weight"][..., :3] = 0.0
+    if memory == "gru":
+        batch["policy_state"] = torch.zeros(1, 8, 4)
+        batch["episode_starts"] = torch.zeros(lead, dtype=torch.bool)
+
+    def moments(ranks: Alone) -> dict[str, Tensor]:
+        env = make_env("pendulum", 4 // ranks.count)
+        network = {"hidden": [8], "memory": memory, "memory_size": 4}
+        config = build(BCConfig, small_settings("bc") | {"actor_network": network})
+        bc = make_algorithm("bc", config, env.single_observation_space, env.single_action_space, 2)
+        assert isinstance(bc, BC)
+        if ranks.count > 1:
+            bc.join(ranks)
+        part = {
+            name: each.chunk(ranks.count, len(lead) - 1)[ranks.index]
+            for name, each in batch.items()
+        }
+        bc.update_step(part, 0)
+        return bc.optimizers["actor"].state_dict()
+
+    whole = moments(Alone())
+    first, second = together(2, moments)
+    for name, value in whole.items():
+        assert torch.equal(first[name], second[name]), name
+        torch.testing.assert_close(first[name], value, rtol=1e-4, atol=1e-7, msg=name)
+    assert float(whole["exp_avg"].abs().max()) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "dqn"])
@@ -186,15 +226,11 @@ def test_advantages_are_normalised_over_the_minibatch_of_all_ranks(masked: bool)
         assert int((weight > 0).sum()) == int(valid.sum())
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "text"),
-    [
-        ("flash_sac", {}, "what one process alone knows"),
-    ],
-)
-def test_what_ranks_cannot_share_is_refused(name: str, settings: dict[str, Any], text: str) -> None:
+def test_statistics_of_one_processs_rows_are_refused() -> None:
     def of_rank(rank: ThreadRank) -> None:
-        made(name, rank, 4, **settings)
+        algorithm = made("sac", Alone(), 4)
+        algorithm.actor.add_module("norm", torch.nn.BatchNorm1d(3))  # type: ignore[attr-defined]
+        algorithm.join(rank)
 
-    with pytest.raises(UsageError, match=text):
+    with pytest.raises(UsageError, match="BatchNorm1d takes its statistics from the rows of one"):
         together(2, of_rank)

@@ -6,6 +6,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpurl.nn.batch_norm import EPSILON, MOMENTUM, BatchNorm, batch_statistics
+from gpurl.nn.ranks import Alone
+from tests.thread_ranks import together
 
 MEMBERS, ROWS, SIZE = 3, 6, 4
 pytestmark = pytest.mark.usefixtures("_in_float64")
@@ -56,6 +58,34 @@ def test_outputs_gradients_and_running_statistics_are_torchs(shared: bool) -> No
     torch.testing.assert_close(norm.running_variance.squeeze(1), running[1])
     # acting
     torch.testing.assert_close(norm(x), torchs(norm, x, running, batch=False))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_of_ranks_is_the_rows_of_all(shared: bool) -> None:
+    """Each has the gradient of its own loss, and the mean over ranks is that of the whole."""
+    x = inputs(1, ROWS, SIZE) if shared else inputs()
+    weight = inputs(9)
+
+    def results(ranks: Alone) -> list[Tensor]:
+        norm = make()
+        norm.ranks = ranks
+        mine, factor = (each.chunk(ranks.count, -2)[ranks.index] for each in (x, weight))
+        mine = mine.clone().requires_grad_()
+        with batch_statistics(norm):
+            y = norm(mine)
+        loss = (y * factor).mean()
+        gradients = torch.autograd.grad(loss, (mine, norm.gain, norm.shift))
+        return [y.detach(), *gradients, norm.running_mean, norm.running_variance]
+
+    y, of_x, *others = results(Alone())
+    of_ranks = together(3, results)
+    torch.testing.assert_close(torch.cat([each[0] for each in of_ranks], 1), y)
+    torch.testing.assert_close(torch.cat([each[1] for each in of_ranks], -2) / 3, of_x)
+    for index, expected in enumerate(others, start=2):
+        parts = torch.stack([each[index] for each in of_ranks])
+        torch.testing.assert_close(parts.mean(0), expected)
+        if index >= 4:  # the running ones, of the same bits
+            assert (parts == parts[0]).all()
 
 
 def test_parameters_have_a_gradient_where_the_input_needs_none() -> None:
