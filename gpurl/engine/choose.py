@@ -47,9 +47,19 @@ def choose_engine(
     should.
     """
     reasons: Reasons = []
-    if algorithm.ranks.count > 1:
-        return _of_ranks(algorithm, env, guards, graph, asynchronous)
-    if asynchronous:
+    if (num_ranks := algorithm.ranks.count) > 1:
+        if asynchronous:
+            raise UsageError(
+                f"asynchronous is for one process, this run has {num_ranks}: leave out one of them"
+            )
+        engine = Eager(algorithm, env, guards)
+        reason = f"{num_ranks} processes average their gradients before each step"
+        reasons.append(("C, fused update kernels, persistent rollout kernel", reason))
+        # no machine with several GPUs has shown yet that graphs hold what they exchange
+        if graph == "auto":
+            reasons.append(("CUDA graphs", "several processes take them with --graph full only"))
+            graph = "off"
+    elif asynchronous:
         engine = _beside(algorithm, env, guards, reasons)
     else:
         engine = _without_graphs(algorithm, env, guards, graph, rollout, update, reasons)
@@ -69,24 +79,6 @@ def choose_engine(
         learning_backend = backend.another()
     engine.stages = Graphed(engine, backend, levels, learning_backend)
     return engine, _texts(reasons)
-
-
-def _of_ranks(
-    algorithm: Algorithm, env: VecEnv, guards: Guards, graph: str, asynchronous: bool
-) -> tuple[Eager, list[str]]:
-    """The engine of one of several processes: between gradient and step they average."""
-    num_ranks = algorithm.ranks.count
-    if asynchronous:
-        raise UsageError(
-            f"asynchronous is for one process, this run has {num_ranks}: leave out one of them"
-        )
-    if graph in ("full", "policy"):
-        raise UsageError(
-            f"graph {graph} is for one process, this run has {num_ranks}: no machine has shown yet "
-            f"that CUDA graphs hold what they exchange; take --graph auto"
-        )
-    reason = f"no faster one: {num_ranks} processes average their gradients before each step"
-    return Eager(algorithm, env, guards), [reason]
 
 
 def choose_population(

@@ -110,6 +110,9 @@ class Ranks(Alone):
         try:
             yield
         except RuntimeError as error:
+            # a graph that cannot hold the exchange: nobody is missing
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise
             raise RankError(
                 f"rank {self.index} of {self.count}: {self._at_fault(error)}"
             ) from error

@@ -9,8 +9,10 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,8 +20,13 @@ from torch import Tensor
 
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.envs.pendulum import Pendulum
+from gpurl.errors import RankError
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.actor_critic import MEMORIES
+from gpurl.run import setup
+from gpurl.run.ranks import Ranks
+from tests.fake_graphs import FakeGraphs
 from tests.forked_runs import Forks
 
 State = dict[str, Tensor]
@@ -225,6 +232,63 @@ def test_sac_on_ranks_samples_and_learns_on_each(forks: Forks, tmp_path: Path) -
     assert torch.equal(one["trainer"]["obs"], two["trainer"]["obs"])
 
 
+# ---- graphs ----
+
+
+AS_ON_A_GPU = ExitStack()
+
+
+def in_fake_graphs() -> None:
+    """This process takes the paths of a GPU, with graphs that record operations on the CPU."""
+    AS_ON_A_GPU.enter_context(no_host_syncs())
+    made = setup.make_engine
+    setup.make_engine = lambda *given: made(*given[:3], FakeGraphs())  # type: ignore[assignment]
+
+
+GRAPHS: dict[str, dict[str, Any]] = {
+    "ppo": PPO | {"minibatches": 2, "normalize_obs": True, "normalize_value": True},
+    "ppo kl": PPO | {"schedule": "kl", "normalize_advantage": "minibatch"},
+    "sac": SAC | {"prioritized": True},
+    "flash_sac": SAC | {"algorithm": "flash_sac"},
+}
+
+
+@pytest.mark.parametrize("level", ["full", "policy"])
+@pytest.mark.parametrize("kind", list(GRAPHS))
+def test_graphs_hold_what_ranks_exchange(
+    kind: str, level: str, forks: Forks, tmp_path: Path
+) -> None:
+    """A replay exchanges again, bit for bit what the loop exchanges."""
+    settings = GRAPHS[kind] | {"total_steps": 8 * ITERATION, "quiet": False}
+    before = "tests.run.test_ranks:in_fake_graphs"
+    for graph in ("off", level):
+        run = settings | {"graph": graph, "run_dir": str(tmp_path / graph)}
+        codes = run_ranks(forks, tmp_path / f"said {graph}", 2, before=before, **run)
+        assert codes == [0, 0], said(tmp_path / f"said {graph}")
+    assert f"CUDA graphs {level}" in said(tmp_path / f"said {level}")
+    one, two = (state_of(tmp_path / graph) for graph in ("off", level))
+    for part in ("model", "training", "env"):
+        for place, size in differences(one[part], two[part], part):
+            assert size == 0.0, place
+    assert len(logged(tmp_path / level)) > 1
+
+
+def test_an_exchange_that_no_graph_holds_is_no_missing_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its error is that of the capture, and the loop goes on without graphs."""
+    store = torch.distributed.HashStore()
+    refuse = Mock(side_effect=RuntimeError("operation not permitted when stream is capturing"))
+    monkeypatch.setattr(torch.distributed, "all_reduce", refuse)
+    for is_capturing, kind in ((True, RuntimeError), (False, RankError)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        answer = Mock(return_value=is_capturing)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", answer)
+        with pytest.raises(kind) as raised:
+            Ranks(0, 1, store).average(torch.zeros(1))
+        assert raised.type is kind
+
+
 # ---- checkpoints ----
 
 
@@ -363,9 +427,8 @@ def test_a_signal_to_one_rank_ends_and_saves_all(forks: Forks, tmp_path: Path) -
             "rank 1 has other settings than rank 0: learning_rate 0.5, not 0.001",
         ),
         (2, {"asynchronous": True}, {}, "asynchronous is for one process, this run has 2"),
-        (2, {"graph": "full"}, {}, "graph full is for one process, this run has 2"),
     ],
-    ids=["indivisible", "settings", "asynchronous", "graphs"],
+    ids=["indivisible", "settings", "asynchronous"],
 )
 def test_what_does_not_fit_is_refused(
     count: int,
