@@ -55,6 +55,11 @@ class SACConfig(ActorCriticConfig):
         super().__post_init__()
         above_zero = ("temperature", "initial_temperature", "temperature_learning_rate")
         check_numbers(self, {"noise_span": 1, "noise_exponent": 0}, above_zero)
+        if self.noise_span == 1 and self.noise_exponent != SACConfig.noise_exponent:
+            raise UsageError(
+                f"noise_exponent {self.noise_exponent} says how long noise lasts, up to noise_span "
+                f"steps, which is 1: give noise_span too"
+            )
 
 
 class SAC(OffPolicyActorCritic):

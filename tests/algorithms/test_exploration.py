@@ -12,6 +12,7 @@ from gpurl.algorithms.exploration import repeat_noise, zeta_cdf
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
+from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from tests.small_runs import off_policy, small_settings
 
@@ -61,6 +62,11 @@ def test_a_span_of_1_is_new_noise_in_every_step() -> None:
         torch.zeros(9, 2), torch.zeros(9, 1), zeta_cdf(2.0, 1), CounterRandom(0, 9)
     )
     assert not left.any()
+
+
+def test_an_exponent_without_spans_is_refused() -> None:
+    with pytest.raises(UsageError, match="noise_span steps, which is 1: give noise_span too"):
+        off_policy("sac", make_env("pendulum", 1), noise_exponent=0.5)
 
 
 def test_sac_repeats_its_noise_until_the_span_or_the_episode_ends() -> None:
