@@ -12,7 +12,6 @@ from gpurl.algorithms.exploration import repeat_noise, zeta_cdf
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
-from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from tests.small_runs import off_policy, small_settings
 
