@@ -162,6 +162,11 @@ class VecEnv(gymnasium.vector.VectorEnv):
         """
         return False
 
+    def use_threads(self, count: int) -> None:
+        """Step with so many threads of the CPU where the simulator has threads of its own; without
+        this call with as many as torch has.
+        """
+
     def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
         """(observation_names, action_names) that the simulator knows, for tasks that declare none;
         None where it knows none.

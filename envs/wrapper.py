@@ -49,6 +49,9 @@ class VecEnvWrapper(VecEnv):
     def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
         return None, self.env.known_names()[1]
 
+    def use_threads(self, count: int) -> None:
+        self.env.use_threads(count)
+
     def robot(self) -> Info:
         return self.env.robot()
 

@@ -158,7 +158,7 @@ class CWorlds(Worlds):
         self.count = count
         self.fields = Fields(self._find, self._names)
         self.used = sorted(used)
-        # one mjData for each thread; more come when torch gets more threads
+        # one mjData for each thread; more come when there are more threads
         self._data: list[Any] = []
         self._add_data()
         # the rows, and tensors of their fields
@@ -283,9 +283,9 @@ class CWorlds(Worlds):
     # ---- calls of C ----
 
     def _add_data(self) -> None:
-        """An mjData for each of torch's threads."""
+        """An mjData for each thread."""
         mujoco, model = self.simulator.mujoco, self.simulator.model
-        while len(self._data) < torch.get_num_threads():
+        while len(self._data) < (self.threads or torch.get_num_threads()):
             data = mujoco.MjData(model)
             mujoco.mj_resetData(model, data)
             self._data.append(data)
@@ -352,7 +352,8 @@ class CWorlds(Worlds):
         chosen = None if mask is None else mask.contiguous()
         job.mask = None if chosen is None else c_library.address(chosen)
         self._outcome.zero_()
-        self.simulator.ours.run_worlds(ctypes.byref(job), self.count, torch.get_num_threads())
+        threads = self.threads or torch.get_num_threads()
+        self.simulator.ours.run_worlds(ctypes.byref(job), self.count, threads)
         if self._message.value:
             if FAILED not in self._has_warned:
                 self._has_warned.add(FAILED)

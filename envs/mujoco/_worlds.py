@@ -95,6 +95,7 @@ class Worlds(ABC):
     at_rest: dict[str, Tensor]
     is_ready = False  # after `prepare`
     is_captured = False  # whether steps are replays of a graph
+    threads: int | None = None  # of physics on a CPU; None: as many as torch has
 
     @abstractmethod
     def prepare(self) -> None:

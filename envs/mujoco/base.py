@@ -315,6 +315,9 @@ class MujocoEnv(CountingEnv):
         copy_state(mujoco, self.model, self._viewed, self.data, index)
         return self._viewed
 
+    def use_threads(self, count: int) -> None:
+        self._worlds.threads = count
+
     def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
         observation = None
         if self.observation_names is None:

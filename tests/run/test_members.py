@@ -29,6 +29,25 @@ from tests.small_runs import ITERATION, assert_same, exit_code, small_run, state
 SETTINGS: dict[str, Any] = {"population": 3, "threads": 1, "seed": 5}
 
 
+class Threads(Callback):
+    """Notes the threads of torch, and those that have stepped MuJoCo's worlds."""
+
+    def after_iteration(self, run: RunView, metrics: object) -> None:
+        self.of_torch = torch.get_num_threads()
+        env: Any = run.env
+        self.of_physics = len(getattr(env, "env", env)._worlds._data)
+
+
+@pytest.mark.parametrize("name", ["hopper", "frame_stack:hopper"])
+def test_physics_has_the_threads_of_all_members(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("mujoco")
+    seen = Threads()
+    settings = SETTINGS | {"threads": 4, "run_dir": str(tmp_path), "horizon": 4, "num_envs": 8}
+    settings |= {"total_steps": 32, "eval_episodes": 0, "device": "cpu", "minibatches": 1}
+    gpurl.train("ppo", name, callbacks=[seen], **settings)
+    assert (seen.of_torch, seen.of_physics) == (1, 4)
+
+
 def members_of(folder: Path) -> list[dict[str, Any]]:
     """The weights and the training of each member."""
     parts, _ = load_checkpoint(folder)
