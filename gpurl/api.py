@@ -4,7 +4,6 @@
 
 import logging
 import math
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,6 +44,7 @@ from gpurl.run.run_folder import (
     create_run_folder,
     lock_run,
     note_resume,
+    same_directory,
     write_run_info,
 )
 from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
@@ -82,7 +82,7 @@ class Run:
         return html_summary(self.folder, self.outcome, self.baseline)
 
     def policy(self) -> Policy:
-        """The best policy of the run, or of this member at the run's best checkpoint."""
+        """The best policy of the run, or of this member of its population."""
         return load(self.folder, member=self.member)
 
     def summary(self) -> str:
@@ -210,10 +210,7 @@ def run(
     refuse_fork(torch.get_num_threads())
     with ExitStack() as cleanup:
         cleanup.enter_context(warn_once())
-        with suppress(OSError):  # the caller's working directory, also for his next run
-            here = os.open(".", os.O_RDONLY)
-            cleanup.callback(os.close, here)
-            cleanup.callback(os.fchdir, here)
+        cleanup.enter_context(same_directory())
         ranks = cleanup.enter_context(join_ranks(config.rank_timeout))
         is_first = ranks.index == 0
         if ranks.count > 1:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from gpurl.api import Run, run
 from gpurl.envs.registry import make_env, resolve_env
-from gpurl.errors import GpurlError, NonFiniteError, UsageError
+from gpurl.errors import EnvError, GpurlError, NonFiniteError, UsageError
 from gpurl.run.callbacks import make_callbacks
 from gpurl.run.comparison import Group, compare_runs, plot_comparison
 from gpurl.run.memory_need import check_memory
+from gpurl.run.ranks import is_rank
+from gpurl.run.run_folder import same_directory
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import choose_device, population_obstacle
 from gpurl.run.terminal import say
@@ -34,8 +36,9 @@ def train_seeds(
     own; jobs: trainings at a time, from two on each in a process with one thread, unless `threads`
     is set.
 
-    A training that fails is logged, and the others go on; the last failure is raised if all fail. A
-    signal ends the whole.
+    A seed that diverges, or gets NaN from its environments, is logged, and the others go on; with
+    runs of their own so is every error. The last one is raised if all fail. A signal ends the
+    whole.
     """
     first = make_settings(algorithm, env, **settings)
     if isinstance(seeds, int):
@@ -66,8 +69,8 @@ def run_seeds(
         raise UsageError(f"seeds are {', '.join(map(str, seeds))}: each must be there once")
     if settings.train.population > 1:
         raise UsageError(
-            f"seeds are trainings of their own, population {settings.train.population} the seeds "
-            f"of one: leave out one of them"
+            f"seeds train agents of their own, and so does population, which is "
+            f"{settings.train.population}: leave out seeds, or set population to 1"
         )
     make_callbacks(callbacks)  # or an error, before anything starts
     if jobs is None and len(seeds) > 1:
@@ -105,34 +108,35 @@ def _population_obstacle(settings: Settings, seeds: Sequence[int], callbacks: Se
     config = settings.train
     if [*seeds] != [*range(seeds[0], seeds[0] + len(seeds))]:
         return f"seeds {', '.join(map(str, seeds))} do not follow each other"
+    if is_rank():
+        return "several processes train one agent together"
     # what is meant for each run
-    for name, value in (
-        ("callbacks", callbacks),
-        ("max_seconds", config.max_seconds),
-        ("stop_return", config.stop_return),
-        ("track", config.track),
+    for name, is_given in (
+        ("callback", bool(callbacks)),
+        ("max_seconds", config.max_seconds is not None),
+        ("stop_return", config.stop_return is not None),
+        ("track", bool(config.track)),
+        ("video_every", config.video_every is not None),
     ):
-        if value not in (None, ()):
-            return f"{name} is for each of the runs"
+        if is_given:
+            return f"{name} is meant for a run of each seed"
     device = choose_device(config.device)
     if device.type == "cuda" and config.stack == "off":
         return "members follow each other on a GPU, without CUDA graphs, unless stack is auto"
     # an instance tells more than its class: a wrapper is what it wraps
     env_class, named = resolve_env(settings.env)
-    takes_share_seeds = env_class.takes_share_seeds
-    is_quick = env_class.is_quick_to_make({**named, **settings.env_options})
-    if is_quick:
+    if not env_class.is_quick_to_make({**named, **settings.env_options}):
+        obstacle = population_obstacle(settings, env_class.takes_share_seeds)
+        return obstacle or f"what {settings.env} takes of memory is known only once it is made"
+    with same_directory():
         env = make_env(settings.env, 1, **settings.env_options)
-        takes_share_seeds = env.takes_share_seeds
         env.close()
-    if obstacle := population_obstacle(settings, takes_share_seeds):
-        return obstacle
-    try:
-        as_one = _as_population(settings, seeds)
-        if is_quick:
-            check_memory(as_one, device)
-    except UsageError as error:
-        return str(error)
+        if obstacle := population_obstacle(settings, env.takes_share_seeds):
+            return obstacle
+        try:
+            check_memory(_as_population(settings, seeds), device)
+        except UsageError as error:
+            return str(error)
     return ""
 
 
@@ -149,19 +153,23 @@ def _run_population(
     after: Callable[[Run], object],
 ) -> tuple[list[Run], list[GpurlError]]:
     """As `run_seeds`; a member that was lost is a seed that failed."""
-    one = run(_as_population(settings, seeds), command=command)
+    try:
+        one = run(_as_population(settings, seeds), command=command)
+    except EnvError as error:
+        hint = "by jobs 1 each seed has a run of its own, and costs itself only"
+        raise EnvError(f"{error}; {hint}") from error
     after(one)
     lost = one.outcome.lost
+    for k, reason in lost.items():
+        log.error("seed %d failed, member %d of %s: %s", seeds[k], k, one.folder, reason)
     runs = [_of_member(one, k) for k in range(len(seeds)) if k not in lost]
     return runs, [NonFiniteError(reason) for reason in lost.values()]
 
 
 def _of_member(one: Run, member: int) -> Run:
-    """What a run of a population is of one member, without an evaluation if that was lost."""
-    values = one.outcome.evaluation
-    evaluation = {}
-    if (mean := values.get(f"members/{member}/eval_reward")) is not None:
-        evaluation = {"eval/mean_reward": mean, "eval/episodes": values["eval/episodes"]}
+    """What a run of a population is of one member."""
+    evaluations = one.outcome.members
+    evaluation = evaluations[member] if evaluations else {}
     outcome = dataclasses.replace(one.outcome, evaluation=evaluation)
     return dataclasses.replace(one, outcome=outcome, member=member)
 

@@ -234,7 +234,7 @@ class Algorithm(ABC, nn.Module):
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 return (
                     f"{type(module).__name__} takes its statistics from the rows of one process; "
-                    f"gpurl.nn.batch_norm has one that takes those of all"
+                    f"torch.nn.LayerNorm or GroupNorm takes those of each row"
                 )
         return ""
 

@@ -208,6 +208,8 @@ def _train_seeds(settings: "Settings", options: "TrainOptions", command: list[st
         after=lambda finished: None if is_quiet else say(f"{finished.summary()}\n"),
         jobs=options.jobs,
     )
+    if failed:
+        say(f"{len(failed)} of {options.seeds} seeds failed, see above", is_error=True)
     codes = [_exit_code(one) for one in runs] + [error.exit_code for error in failed]
     # the mean needs scipy, and a return of each run: the trainings are done all the same
     if len(runs) > 1:

@@ -56,8 +56,9 @@ def choose_engine(
         reason = f"{num_ranks} processes average their gradients before each step"
         reasons.append(("C, fused update kernels, persistent rollout kernel", reason))
         # no machine with several GPUs has shown yet that graphs hold what they exchange
-        if graph == "auto":
-            reasons.append(("CUDA graphs", "several processes take them with --graph full only"))
+        if graph == "auto" and env.device.type == "cuda":
+            reason = "several processes take them by --graph full or policy only"
+            reasons.append(("CUDA graphs", reason))
             graph = "off"
     elif asynchronous:
         engine = _beside(algorithm, env, guards, reasons)

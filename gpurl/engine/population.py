@@ -31,6 +31,7 @@ from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.envs.vec_env import Info, ShareSeeds, Timestep, VecEnv
 from gpurl.errors import NonFiniteError
 from gpurl.guards.contract import reset_env, step_env
+from gpurl.guards.finite import HOW_TO_GO_ON
 from gpurl.guards.guards import Guards
 from gpurl.kernels.random import CounterRandom
 
@@ -112,6 +113,9 @@ class PopulationGuards(Guards):
             try:
                 call(k, each)
             except NonFiniteError as error:
+                # a resume brings no lost member back
+                advice = "A new run with --nan skip leaves such steps out"
+                error.args = (str(error).replace(HOW_TO_GO_ON, advice),)
                 self.lost[k] = str(error)
                 if not self.live:
                     raise

@@ -23,6 +23,7 @@ FROM_ENV = (*SUCCESSOR, "reward", "final_obs", "final_state")
 FROM_POLICY = ("action", "value", "log_prob")
 CHECKED = (*FROM_ENV, *FROM_POLICY, "final_value")  # the last depends on both
 EVIDENCE = (*SUCCESSOR, "action", "reward", "value", "terminated", "truncated")
+HOW_TO_GO_ON = "To skip such steps and continue: gpurl train --resume RUN --nan reset-envs"
 MAX_NAMED_ENVS = 10
 
 
@@ -182,8 +183,8 @@ class FiniteGuard:
                 envs += f" and {len(env_ids) - MAX_NAMED_ENVS} more"
             error = NonFiniteError(
                 f"environment {self.env_name!r} gave NaN or infinity {count} times, first in "
-                f"{columns} ({where}, environments {envs}); these steps were not trained on. To "
-                f"skip such steps and continue: gpurl train --resume RUN --nan reset-envs"
+                f"{columns} ({where}, environments {envs}); these steps were not trained on. "
+                f"{HOW_TO_GO_ON}"
             )
         error.evidence = {
             "env": self.env_name,

@@ -139,6 +139,8 @@ def _agents(path: Path, settings: Settings) -> list[tuple[Path, Settings, Series
             for name, values in (own_values.items() if isinstance(own_values, dict) else ())
             if isinstance(values, list) and len(values) > k
         }
+        if isinstance(seed := settings.get("seed"), int):
+            own["seed"] = seed + k
         agents.append((path, settings | own, log | {EVALUATION: evaluations, TRAINING: training}))
     return agents or [(path, settings, log)]
 

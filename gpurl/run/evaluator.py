@@ -334,6 +334,8 @@ class Evaluations:
         self.next_at = self.every
         self.last_at = -1
         self.newest: dict[str, float] = {}
+        # of each member of a population, if this process played it
+        self.newest_of_members: list[dict[str, float]] = []
         self.is_new = False  # whether the newest was played by this process
         self.best_at = -1  # env step of the best return, if this process played it
         self.has_endless_episodes = False  # then there are no more evaluations
@@ -420,6 +422,8 @@ class Evaluations:
         if not values["eval/episodes"]:
             return {}
         self.newest = {**values, "at_step": steps}
+        if len(policies) > 1:
+            self.newest_of_members = [{**values, "at_step": steps} for values in each]
         self.is_new = True
         if values["eval/mean_reward"] > self.best_return:
             self.best_return = values["eval/mean_reward"]

@@ -10,7 +10,12 @@ from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig
 from gpurl.algorithms.bc import BCConfig
 from gpurl.algorithms.symmetry import find_mirror
-from gpurl.checkpoints.folders import Manifest, check_exists, load_checkpoint
+from gpurl.checkpoints.folders import (
+    Manifest,
+    check_exists,
+    list_checkpoints,
+    load_checkpoint,
+)
 from gpurl.checkpoints.run_parts import Parts
 from gpurl.checkpoints.spaces import space_from_dict
 from gpurl.checkpoints.state_files import State
@@ -42,7 +47,8 @@ def load_algorithm(
     latest). member: of a population, by default the best one. UsageError in a fork that would hang.
     """
     parts, manifest = load_checkpoint(Path(path), device, best=best)
-    return _loaded(path, parts, manifest, device, num_envs, member)
+    bests = _best_members(Path(path), parts, device) if best else {}
+    return _loaded(path, parts, manifest, device, num_envs, member, bests)
 
 
 def load_members(
@@ -53,13 +59,15 @@ def load_members(
     learning: bool = False,
 ) -> list[Loaded]:
     """As `load_algorithm`, all members of a population that are not lost, the best one first.
-    learning: with their optimisers and the settings that selection has changed.
+    learning: with their optimisers and the settings that selection has changed, all of the same
+    checkpoint.
     """
     parts, manifest = load_checkpoint(Path(path), device, best=best)
-    first = _loaded(path, parts, manifest, device, num_envs, None)
+    bests = _best_members(Path(path), parts, device) if best and not learning else {}
+    first = _loaded(path, parts, manifest, device, num_envs, None, bests)
     lost = parts["trainer"].get("lost", {})
     others = [
-        _loaded(path, parts, manifest, device, num_envs, k)
+        _loaded(path, parts, manifest, device, num_envs, k, bests)
         for k in range(first.settings.get("population", 1))
         if k != first.member and str(k) not in lost
     ]
@@ -72,6 +80,17 @@ def load_members(
     return members
 
 
+def _best_members(path: Path, parts: Parts, device: str) -> State:
+    """Each member of a run's population at the best of its evaluations, as the newest checkpoint
+    has them: the one that BEST names is that of the best member. {} of one agent, and of a
+    checkpoint that was given directly. parts: of the best checkpoint.
+    """
+    if "best" not in parts or not list_checkpoints(path):
+        return {}
+    large = ("model", "training", "env", "replay")
+    return load_checkpoint(path, device, without=large)[0].get("best", {})
+
+
 def _loaded(
     path: str | Path,
     parts: Parts,
@@ -79,6 +98,7 @@ def _loaded(
     device: str,
     num_envs: int,
     member: int | None,
+    bests: State,
 ) -> Loaded:
     refuse_fork(torch.get_num_threads(), trains=False)
     # the file may be another program's: every misfit is a CheckpointError
@@ -98,13 +118,15 @@ def _loaded(
             state_space=space_from_dict(meta["state_space"]) if meta["state_space"] else None,
         )
         model = parts["model"] if population == 1 else parts["model"][str(chosen)]
-        algorithm.load_state_dict(model)
+        own = bests.get(str(chosen), {"model": model, "step": manifest["step"]})
+        step = int(own["step"])
+        algorithm.load_state_dict(own["model"])
         deployment = dict(meta.get("deployment", {}))  # converted policies have none
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise CheckpointError(
             f"{path}, step {manifest['step']}, is not a policy that this version can read: {error}"
         ) from None
-    return Loaded(algorithm, settings, manifest["step"], deployment, chosen)
+    return Loaded(algorithm, settings, step, deployment, chosen)
 
 
 def load_teachers(config: AlgorithmConfig, num_envs: int, device: torch.device) -> list[Algorithm]:

@@ -55,9 +55,11 @@ def check_memory(settings: Settings, device: torch.device, env: VecEnv | None = 
     if MOST_TIMES * population * (rows * obs_bytes + _bytes_of_layers(config)) <= free:
         return
 
-    # the sum, where an earlier run of this process, whose objects refer to each other, is gone
+    # the objects of a run refer to each other: without this call its buffers may outlive it
     gc.collect()
-    free = available_bytes(device) or free
+    later = available_bytes(device)
+    free = free if later is None else later
+    # the sum
     step = getattr(config, "minibatches", 1)  # all have the same number of environments
     bytes_per_env = 0
     if is_to_come:

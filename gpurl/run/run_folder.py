@@ -10,7 +10,7 @@ import shlex
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -40,6 +40,24 @@ def absolute(path: str | Path) -> Path:
         return Path(path).expanduser().absolute()
     except (OSError, RuntimeError) as error:
         raise UsageError(f"{path} is no absolute path, and there is none here: {error}") from error
+
+
+@contextmanager
+def same_directory() -> Iterator[None]:
+    """A `with` block after which the working directory is the caller's: an environment may change
+    it.
+    """
+    try:
+        here = os.open(".", os.O_RDONLY)
+    except OSError:  # it was deleted
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.fchdir(here)
+        os.close(here)
 
 
 def create_run_folder(

@@ -143,7 +143,7 @@ class TrainConfig:
     """Start environments at different clocks, so that time limits do not all fall on one step."""
     graph: str = "auto"
     """CUDA graphs: full (the whole iteration), policy (all but the environment), off, or auto: the
-    most that the environment allows.
+    most that the environment allows, on several processes none.
     """
     rollout: str = "auto"
     """persistent (one kernel plays a whole rollout), steps, or auto: persistent on a GPU if the

@@ -234,7 +234,8 @@ def training_env(settings: Settings, device: torch.device, ranks: Alone = ALONE)
     """The training environments of a rank with these settings; UsageError if they do not fit into
     memory.
     """
-    is_quick = resolve_env(settings.env)[0].is_quick_to_make(settings.env_options)
+    env_class, named = resolve_env(settings.env)
+    is_quick = env_class.is_quick_to_make({**named, **settings.env_options})
     if is_quick:
         check_memory(settings, device)
     config = settings.train

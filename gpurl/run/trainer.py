@@ -25,6 +25,7 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError, UsageError
 from gpurl.guards.dump import write_dump
 from gpurl.kernels.backend import announced_compilation
+from gpurl.run.best_members import BestMembers
 from gpurl.run.callbacks import Callback, Callbacks, RunView
 from gpurl.run.display import Display
 from gpurl.run.evaluator import Evaluations, Stopped
@@ -49,6 +50,8 @@ class Outcome:
     unsaved: str = ""  # why the final state is in no checkpoint; empty if it is
     new_steps: int = 0  # of this process, without those before a resume
     lost: dict[int, str] = field(default_factory=dict)  # members that diverged, and why
+    # the last evaluation of each member of a population
+    members: list[dict[str, float]] = field(default_factory=list)
 
 
 class Trainer:
@@ -77,6 +80,7 @@ class Trainer:
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.last_save = time.monotonic()
         self.saved_at = -1  # env steps
+        self.best_members = BestMembers()
         self.drops_best = False  # whether the best checkpoint in the folder is of another task
         # the environments' state at the end of the training, if an evaluation then changes it
         self.env_state: State | None = None
@@ -153,6 +157,7 @@ class Trainer:
             unsaved,
             self.steps - steps_before,
             self.engine.lost,
+            self.evaluations.newest_of_members,
         )
 
     def _train(self, reporter: Reporter, stop: StopRequest) -> str:
@@ -253,6 +258,9 @@ class Trainer:
         if not values:
             return
         reporter.write(values)
+        # a checkpoint of this step that was written before knows nothing of it
+        if self.best_members.note(values, self.steps, self.engine.policies):
+            self.saved_at = -1
         self.callbacks.call("after_evaluation", self.view, values)
         if self.evaluations.best_at == self.steps:
             self.save(reporter.display)
@@ -305,13 +313,16 @@ class Trainer:
     def state(self) -> Parts:
         """The parts of a checkpoint, of all ranks on the first."""
         run = {"elapsed": self.elapsed, "threads": torch.get_num_threads()}
-        return checkpoint_parts(
+        parts = checkpoint_parts(
             self.engine,
             self.settings.to_dict(),
             run | self.evaluations.state_dict(),
             self.deployment,
             self.env_state,
         )
+        if len(self.engine.members) > 1:
+            parts["best"] = self.best_members.state_dict()
+        return parts
 
     def restore(self, parts: Parts) -> None:
         """Continue exactly from a checkpoint's parts; if the environment cannot restore a state,
@@ -320,6 +331,8 @@ class Trainer:
         run = restore_engine(self.engine, parts, self.settings)
         self.elapsed = run["elapsed"]
         self.drops_best = run["is_other_task"]
+        if not self.drops_best:
+            self.best_members.load_state_dict(parts.get("best", {}))
         self.evaluations.load_state_dict(run, self.steps)
         self.saved_at = self.steps
         check_same_weights(self.algorithm)

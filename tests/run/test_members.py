@@ -22,6 +22,7 @@ from gpurl.export.run import export_run
 from gpurl.run.callbacks import Callback, RunView
 from gpurl.run.config_file import read_config
 from gpurl.run.evaluator import of_population
+from gpurl.run.load import load_algorithm, load_members
 from gpurl.run.members import choose_member, member_configs, member_settings, member_values
 from gpurl.run.settings import make_settings
 from tests.small_runs import ITERATION, assert_same, exit_code, small_run, state_of
@@ -53,6 +54,30 @@ def members_of(folder: Path) -> list[dict[str, Any]]:
     parts, _ = load_checkpoint(folder)
     keys = sorted(parts["model"])
     return [{name: parts[name][key] for name in ("model", "training")} for key in keys]
+
+
+def test_each_member_has_a_best_policy_of_its_own(tmp_path: Path) -> None:
+    """That of a run of its seed, at whatever step; a killed run keeps them."""
+    settings: dict[str, Any] = {"threads": 1, "eval_every": ITERATION, "eval_episodes": 4}
+    settings |= {"learning_rate": 0.05, "keep_checkpoints": 1}
+    small_run(tmp_path / "all", 4, population=4, seed=5, **settings)
+    gpurl.resume(tmp_path / "all", total_steps=8 * ITERATION)
+    steps = []
+    for k in range(4):
+        alone = small_run(tmp_path / str(k), 8, seed=5 + k, **settings)
+        mine, other = load_algorithm(tmp_path / "all", member=k), load_algorithm(alone.folder)
+        assert mine.step == other.step
+        assert_same(dict(mine.algorithm.state_dict()), dict(other.algorithm.state_dict()))
+        steps.append(mine.step)
+    assert len({*steps}) > 1
+    assert min(steps) < max(steps) <= 8 * ITERATION
+    best = load_algorithm(tmp_path / "all")
+    assert best.step == steps[best.member]
+    # all as an ensemble, and a checkpoint by its name as it is
+    ensemble = load_members(tmp_path / "all")
+    assert sorted(each.step for each in ensemble) == sorted(steps)
+    newest = load_algorithm(list_checkpoints(tmp_path / "all")[-1], member=0)
+    assert newest.step == 8 * ITERATION
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])

@@ -19,7 +19,7 @@ from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 from gpurl.memory import LiveBytes
-from gpurl.run import memory_need
+from gpurl.run import memory_need, setup
 from gpurl.run.memory_need import check_memory
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import training_env
@@ -74,6 +74,19 @@ def test_what_an_earlier_run_left_is_given_back_first(monkeypatch: pytest.Monkey
     finally:
         gc.enable()
     assert left() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "is_quick"), [("frame_stack:catch", True), ("CartPole-v1", False)]
+)
+def test_what_is_quick_to_make_is_counted_before(
+    name: str, is_quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    monkeypatch.setattr(setup, "check_memory", lambda *given: counted.append(given[2:]))
+    env = training_env(make_settings("ppo", name, num_envs=2, device="cpu"), CPU)
+    env.close()
+    assert counted == [() if is_quick else (env,)]
 
 
 def test_live_bytes_are_those_of_tensors_that_exist() -> None:

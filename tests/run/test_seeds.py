@@ -1,6 +1,7 @@
 """Trainings with several seeds, at once or one after another, and their mean."""
 
 import json
+import os
 import re
 import signal
 import time
@@ -21,6 +22,7 @@ from gpurl.run import memory_need
 from gpurl.run.callbacks import RunView
 from gpurl.run.comparison import compare_runs
 from gpurl.run.run_folder import lock_run
+from gpurl.run.settings import make_settings
 from gpurl.seeds import compare_seeds, train_seeds
 from tests.small_runs import ITERATION, SMALL, assert_same, start
 from tests.tiny_envs import RandomWalk
@@ -134,6 +136,9 @@ def test_as_a_population_they_are_the_same_runs(
     (in_turn,) = compare_runs([tmp_path / "in turn" / f"seed_{seed}" for seed in range(3)])
     (at_once,) = compare_runs([tmp_path / "at once"])
     assert [run.by_steps for run in at_once.runs] == [run.by_steps for run in in_turn.runs]
+    # a member has a seed of its own
+    of_each = compare_runs([tmp_path / "at once"], by="seed")
+    assert [group.label for group in of_each] == ["seed 0", "seed 1", "seed 2"]
 
 
 def test_as_a_population_each_run_stands_for_a_member(tmp_path: Path) -> None:
@@ -148,9 +153,10 @@ def test_as_a_population_each_run_stands_for_a_member(tmp_path: Path) -> None:
     assert bool((runs[0].policy().act(obs) != runs[1].policy().act(obs)).any())
     # the evaluation is the member's, too
     ends = [run.outcome.evaluation["eval/mean_reward"] for run in runs]
-    assert ends[1] == alone.outcome.evaluation["eval/mean_reward"] != ends[0]
-    assert f"member 1, return {ends[1]:.2f}, " in repr(runs[1])
-    assert f"evaluated return {ends[0]:.2f} over 4 episodes" in runs[0].summary()
+    assert ends[1] != ends[0]
+    assert runs[1].outcome.evaluation == alone.outcome.evaluation
+    assert f"member 1, return {ends[1]:.2f} " in repr(runs[1])
+    assert f"evaluated return {ends[0]:.2f} ± " in runs[0].summary()
 
 
 @pytest.mark.parametrize(
@@ -158,8 +164,15 @@ def test_as_a_population_each_run_stands_for_a_member(tmp_path: Path) -> None:
     [
         ("pendulum", (3, 5), {}, "seeds 3, 5 do not follow each other"),
         ("pendulum", (1, 0), {}, "seeds 1, 0 do not follow each other"),
-        ("pendulum", (0, 1), {"max_seconds": 60.0}, "max_seconds is for each of the runs"),
-        ("pendulum", (0, 1), {"stop_return": 0.0}, "stop_return is for each of the runs"),
+        ("pendulum", (0, 1), {"max_seconds": 60.0}, "max_seconds is meant for a run of each seed"),
+        ("pendulum", (0, 1), {"stop_return": 0.0}, "stop_return is meant for a run of each seed"),
+        ("pendulum", (0, 1), {"video_every": 10**9}, "video_every is meant for a run of each seed"),
+        (
+            f"{__name__}:Slow",
+            (0, 1),
+            {},
+            "what tests.run.test_seeds:Slow takes of memory is known only",
+        ),
         ("pendulum", (0, 1), {"nan": "reset-envs"}, "takes nan raise or skip, got reset-envs"),
         ("CartPole-v1", (0, 1), {}, "as tensor tasks and MuJoCo tasks do, CartPole-v1 does not"),
         ("frame_stack:catch", (0, 1), {}, ""),
@@ -196,17 +209,76 @@ def test_seeds_that_fit_into_memory_alone_only(
     assert len([*tmp_path.glob("seed_*/config.yaml")]) == 2
 
 
-def test_a_member_that_diverges_is_a_seed_that_failed(tmp_path: Path) -> None:
+def test_a_member_that_diverges_is_a_seed_that_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     words = ["ppo", f"{__name__}:FailsInSecondShare", *WORDS[2:-1], "eval_episodes=0", "nan=raise"]
-    words += ["threads=1", "--seeds", "3"]
+    words += ["threads=1", "--seeds", "3", "seed=10"]
     assert main(["train", *words, f"run_dir={tmp_path / 'words'}"]) == NonFiniteError.exit_code
+    assert "1 of 3 seeds failed, see above" in capsys.readouterr().err
+    assert "seed 11 failed, member 1 of " in caplog.text
+    assert "A new run with --nan skip leaves such steps out" in caplog.text
+    assert "--resume" not in caplog.text
     settings = SETTINGS | {"eval_episodes": 0, "nan": "raise", "run_dir": str(tmp_path / "call")}
     runs = train_seeds("ppo", f"{__name__}:FailsInSecondShare", 3, **settings)
     assert [run.member for run in runs] == [0, 2]
 
 
+def test_a_callback_of_ones_own_has_a_run_of_each_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, f"run_dir={tmp_path}", "--callback", "tests.run.test_seeds:Marks"]
+    assert main(["train", *words, "--seeds", "2"]) == 0
+    assert (
+        "not as a population: callback is meant for a run of each seed" in capsys.readouterr().out
+    )
+    assert all((tmp_path / f"seed_{seed}" / "marked").exists() for seed in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "why"),
+    [
+        ({"track": ("wandb",)}, {}, "track is meant for a run of each seed"),
+        ({"device": "cuda"}, {}, "members follow each other on a GPU, without CUDA graphs"),
+        ({"device": "cuda", "stack": "auto"}, {}, ""),
+        ({}, {"RANK": "0", "WORLD_SIZE": "2"}, "several processes train one agent together"),
+        ({}, {}, ""),
+    ],
+    ids=str,
+)
+def test_what_keeps_seeds_apart(
+    changes: dict[str, Any],
+    variables: dict[str, str],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "choose_device", torch.device)
+    monkeypatch.setattr(module, "check_memory", lambda *_: None)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings = make_settings("ppo", "pendulum", **(SETTINGS | changes))
+    found = module._population_obstacle(settings, (0, 1), ())
+    assert found.startswith(why) if why else not found
+
+
+def test_a_look_at_the_environment_leaves_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = SETTINGS | {"total_steps": ITERATION, "eval_episodes": 0, "run_dir": "here"}
+    runs = train_seeds("ppo", f"{__name__}:Wanders", 2, **settings)
+    assert [run.member for run in runs] == [0, 1]
+    assert (tmp_path / "here" / "config.yaml").exists()
+    assert Path.cwd() == tmp_path
+
+
+def test_an_error_of_the_environment_ends_all_and_says_how_to_part_them(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match=r"broken.*; by jobs 1 each seed has a run of its own"):
+        train_seeds("ppo", f"{__name__}:Breaks", 2, run_dir=str(tmp_path), **SETTINGS)
+
+
 def test_seeds_go_without_a_population() -> None:
-    with pytest.raises(UsageError, match="population 3 the seeds of one: leave out one of them"):
+    with pytest.raises(UsageError, match="and so does population, which is 3: leave out seeds"):
         train_seeds("ppo", "pendulum", 2, **(SETTINGS | {"population": 3}))
 
 
@@ -242,6 +314,27 @@ class FailsInSecondShare(RandomWalk):
         state, reward, terminated = super().transition(state, action, rng)
         share = torch.arange(reward.shape[0], device=reward.device) * 3 // reward.shape[0]
         return state, torch.where(share == 1, torch.inf, reward), terminated
+
+
+class Slow(RandomWalk):
+    """To make a few takes long."""
+
+    @classmethod
+    def is_quick_to_make(cls, options: Any) -> bool:
+        return False
+
+
+class Wanders(RandomWalk):
+    """Changes the working directory."""
+
+    def __init__(self, num_envs: int, device: str = "cpu", seed: int = 0, **options: Any) -> None:
+        super().__init__(num_envs, device, seed, **options)
+        os.chdir("/")
+
+
+class Breaks(RandomWalk):
+    def transition(self, state: Any, action: Tensor, rng: Any) -> Any:
+        raise ValueError("broken")
 
 
 class FailsWithOddSeeds(RandomWalk):
@@ -304,7 +397,7 @@ def test_they_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         (["--seeds", "2", "--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["--jobs", "2"], "--jobs 2 goes with --seeds"),
         (["--jobs", "1"], "--jobs 1 goes with --seeds"),
-        (["--seeds", "2", "--population", "2"], "leave out one of them"),
+        (["--seeds", "2", "--population", "2"], "which is 2: leave out seeds"),
     ],
 )
 def test_wrong_words(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
