@@ -157,7 +157,7 @@ def _run_population(
         one = run(_as_population(settings, seeds), command=command)
     except EnvError as error:
         hint = "by jobs 1 each seed has a run of its own, and costs itself only"
-        raise EnvError(f"{error}; {hint}") from error
+        raise type(error)(f"{error}; {hint}") from error
     after(one)
     lost = one.outcome.lost
     for k, reason in lost.items():
