@@ -3,16 +3,23 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
+from torch import Tensor
+
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.state_files import State
+from gpurl.errors import CheckpointError
 
 
 class BestMembers:
-    """The weights of each member of a population at the best of its own evaluations."""
+    """The weights of each of P members at the best of its own evaluations."""
 
     def __init__(self) -> None:
-        # member: its return, the env step and the weights
-        self._of: dict[int, State] = {}
+        # [P] of each member; -inf and -1 before its first evaluation
+        self.returns: list[float] = []
+        self.steps: list[int] = []
+        # name -> [P, ...]
+        self.model: dict[str, Tensor] = {}
 
     def note(
         self, values: Mapping[str, float], step: int, policies: Sequence[Algorithm | None]
@@ -23,16 +30,43 @@ class BestMembers:
         better = False
         for k, policy in enumerate(policies):
             found = values.get(f"members/{k}/eval_reward", -math.inf)
-            if policy is None or found <= self._of.get(k, {}).get("return", -math.inf):
+            if policy is None or found <= (self.returns[k] if self.returns else -math.inf):
                 continue
-            model = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-            self._of[k] = {"return": found, "step": step, "model": model}
+            weights = policy.state_dict()
+            if not self.returns:
+                count = len(policies)
+                self.returns, self.steps = [-math.inf] * count, [-1] * count
+                self.model = {
+                    name: tensor.new_zeros(count, *tensor.shape) for name, tensor in weights.items()
+                }
+            for name, tensor in weights.items():
+                self.model[name][k].copy_(tensor)
+            self.returns[k], self.steps[k] = found, step
             better = True
         return better
 
     def state_dict(self) -> State:
-        """The part `best` of a checkpoint."""
-        return {str(k): dict(state) for k, state in self._of.items()}
+        """The part `best` of a checkpoint; {} before the first evaluation."""
+        if not self.returns:
+            return {}
+        returns = torch.tensor(self.returns, dtype=torch.float64)
+        return {"returns": returns, "steps": torch.tensor(self.steps), "model": dict(self.model)}
 
     def load_state_dict(self, state: State) -> None:
-        self._of = {int(k): dict(each) for k, each in state.items()}
+        """Continue from `state_dict()`; CheckpointError for what is none."""
+        if not state:
+            return
+        try:
+            self.returns, self.steps = state["returns"].tolist(), state["steps"].tolist()
+            self.model = dict(state["model"])
+        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"its part best does not fit: {error}") from error
+
+
+def best_weights(state: State, member: int) -> tuple[dict[str, Tensor], int] | None:
+    """(the weights of a member, the env step at which it was best) in the part `best` of a
+    checkpoint; None if it was never evaluated.
+    """
+    if not state or (step := int(state["steps"][member])) < 0:
+        return None
+    return {name: each[member] for name, each in state["model"].items()}, step

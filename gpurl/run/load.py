@@ -21,6 +21,7 @@ from gpurl.checkpoints.spaces import space_from_dict
 from gpurl.checkpoints.state_files import State
 from gpurl.engine.threads import refuse_fork
 from gpurl.errors import CheckpointError
+from gpurl.run.best_members import best_weights
 from gpurl.run.init_from import take_parts
 from gpurl.run.members import choose_member, member_configs
 from gpurl.run.settings import build_algorithm_config
@@ -118,9 +119,8 @@ def _loaded(
             state_space=space_from_dict(meta["state_space"]) if meta["state_space"] else None,
         )
         model = parts["model"] if population == 1 else parts["model"][str(chosen)]
-        own = bests.get(str(chosen), {"model": model, "step": manifest["step"]})
-        step = int(own["step"])
-        algorithm.load_state_dict(own["model"])
+        model, step = best_weights(bests, chosen) or (model, manifest["step"])
+        algorithm.load_state_dict(model)
         deployment = dict(meta.get("deployment", {}))  # converted policies have none
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise CheckpointError(

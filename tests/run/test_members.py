@@ -19,6 +19,7 @@ from gpurl.cli.main import main
 from gpurl.cli.settings import parse_train
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.export.run import export_run
+from gpurl.run.best_members import BestMembers
 from gpurl.run.callbacks import Callback, RunView
 from gpurl.run.config_file import read_config
 from gpurl.run.evaluator import of_population
@@ -54,6 +55,12 @@ def members_of(folder: Path) -> list[dict[str, Any]]:
     parts, _ = load_checkpoint(folder)
     keys = sorted(parts["model"])
     return [{name: parts[name][key] for name in ("model", "training")} for key in keys]
+
+
+@pytest.mark.parametrize("state", [{"returns": 1.0}, {"returns": torch.zeros(1)}], ids=str)
+def test_best_weights_of_a_strangers_checkpoint(state: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="its part best does not fit"):
+        BestMembers().load_state_dict(state)
 
 
 def test_each_member_has_a_best_policy_of_its_own(tmp_path: Path) -> None:
