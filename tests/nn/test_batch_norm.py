@@ -65,9 +65,10 @@ def test_a_batch_of_ranks_is_the_rows_of_all(shared: bool) -> None:
     """Each has the gradient of its own loss, and the mean over ranks is that of the whole."""
     x = inputs(1, ROWS, SIZE) if shared else inputs()
     weight = inputs(9)
+    norms = [make() for _ in range(4)]  # not by the threads, which share torch's generator
 
     def results(ranks: Alone) -> list[Tensor]:
-        norm = make()
+        norm = norms.pop()
         norm.ranks = ranks
         mine, factor = (each.chunk(ranks.count, -2)[ranks.index] for each in (x, weight))
         mine = mine.clone().requires_grad_()
