@@ -32,7 +32,7 @@ def train_seeds(
 
     seeds: a number of seeds from `seed` on, or the seeds. They train as a population in one run
     where that is possible: each of the runs that are returned then stands for a member (`member`)
-    of the same folder, and `policy()` is its policy. Else, or with `jobs`, each has a run of its
+    of the same folder, and `policy()` is its best one. Else, or with `jobs`, each has a run of its
     own; jobs: trainings at a time, from two on each in a process with one thread, unless `threads`
     is set.
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from gpurl.cli.main import main
 from gpurl.cli.settings import parse_train
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.export.run import export_run
-from gpurl.run.best_members import BestMembers
+from gpurl.run.best_members import BestMembers, best_weights
 from gpurl.run.callbacks import Callback, RunView
 from gpurl.run.config_file import read_config
 from gpurl.run.evaluator import of_population
@@ -61,6 +62,25 @@ def members_of(folder: Path) -> list[dict[str, Any]]:
 def test_best_weights_of_a_strangers_checkpoint(state: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="its part best does not fit"):
         BestMembers().load_state_dict(state)
+
+
+def test_of_equal_evaluations_the_first_is_the_best() -> None:
+    bests, policy = BestMembers(), Mock()
+    for step, weight in ((10, 1.0), (20, 2.0)):
+        policy.state_dict.return_value = {"weight": torch.tensor(weight)}
+        values = {"members/0/eval_reward": 5.0}
+        assert bests.note(values, step, [policy, None]) == (step == 10)
+    weights, step = best_weights(bests.state_dict(), 0) or ({}, -1)
+    assert (step, float(weights["weight"])) == (10, 1.0)
+    assert best_weights(bests.state_dict(), 1) is None
+
+
+def test_a_checkpoint_that_was_written_before_the_evaluation_gets_its_best(tmp_path: Path) -> None:
+    small_run(tmp_path, 2, **(SETTINGS | {"eval_episodes": 0}))
+    assert load_checkpoint(tmp_path)[0]["best"] == {}
+    gpurl.resume(tmp_path, eval_episodes=4)  # no step is left
+    parts, _ = load_checkpoint(tmp_path)
+    assert parts["best"]["steps"].tolist() == [2 * ITERATION] * 3
 
 
 def test_each_member_has_a_best_policy_of_its_own(tmp_path: Path) -> None:

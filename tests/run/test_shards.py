@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.bc import BC
+from gpurl.algorithms.flash_sac import FlashSAC
 from gpurl.checkpoints.run_parts import Parts
 from gpurl.envs.registry import make_env
 from gpurl.nn.ranks import Alone
@@ -119,3 +120,21 @@ def test_ranks_draw_other_rows_of_a_dataset(tmp_path: Path) -> None:
     first, second = together(2, drawn)
     assert first.shape == second.shape
     assert not torch.equal(first, second)
+
+
+def test_other_environments_on_ranks_begin_their_episodes_anew() -> None:
+    """As many as a rank has now were there before, of another run of episodes."""
+    before = made("flash_sac", Alone(), num_envs=4)
+    before.start()
+    learned(before, 1)
+    parts = before.state()
+    assert parts["training"]["returned"].all()
+
+    def returned(rank: ThreadRank) -> Tensor:
+        trainer = made("flash_sac", rank, num_envs=8)
+        trainer.restore(copy.deepcopy(parts))
+        assert isinstance(trainer.algorithm, FlashSAC)
+        assert trainer.algorithm.reward_scaler is not None
+        return trainer.algorithm.reward_scaler.returned
+
+    assert not torch.cat(together(2, returned)).any()
