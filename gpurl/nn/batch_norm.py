@@ -38,15 +38,15 @@ class BatchNorm(Layer):
         self.register_buffer("running_mean", torch.zeros(members, 1, size))
         self.register_buffer("running_variance", torch.ones(members, 1, size))
         self.activation = activation
-        # set by `batch_statistics`; then mean and variance of the last batch, and its rows
-        self.uses_batch = False
-        self.last_batch: tuple[Tensor, Tensor, int] | None = None
+        self.uses_batch = False  # set by `batch_statistics`
+        # mean and variance of the last batch; the latter not finite if that has one row
+        self.last_batch: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         x = x.unsqueeze(0) if x.dim() == 2 else x
         if self.uses_batch:
             y, mean, variance = _Normalized.apply(x, self.gain, self.shift, self.ranks)
-            self.last_batch = mean, variance, x.shape[1] * self.ranks.count
+            self.last_batch = mean, variance
         else:
             scale = self.gain * (self.running_variance + EPSILON).rsqrt()
             y = torch.addcmul(self.shift - self.running_mean * scale, x, scale)
@@ -65,54 +65,89 @@ class BatchNorm(Layer):
 
 
 class _Normalized(torch.autograd.Function):
-    """(y [E, B, D], mean, variance) of x [1 or E, B, D], which is a rank's part of the batch.
-    torch's own derivative of a variance along the rows takes a CPU twenty times as long as a
-    product of the same numbers.
+    """(y [E, B, D], mean, variance) of x [1 or E, B, D], which is a rank's part of the batch; the
+    variance is that of running statistics, [E, 1, D]. One process computes in torch's batch norm,
+    member by member.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, gain: Tensor, shift: Tensor, ranks: Alone
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # two passes: E[x^2] - E[x]^2 would cancel
-        mean = x.mean(1, keepdim=True)
-        normal = x - mean
-        variance = normal.square().mean(1, keepdim=True)
-        if ranks.count > 1:
-            own = mean
-            means, variances = ranks.stack(torch.stack((mean, variance))).unbind(1)
-            mean = means.mean(0)
-            variance = variances.mean(0) + (means - mean).square().mean(0)
-            normal += own - mean
-        inv_std = (variance + EPSILON).rsqrt()
-        normal *= inv_std
         ctx.ranks = ranks
-        ctx.save_for_backward(normal, gain, inv_std)
+        compute = _normalize if ranks.count == 1 else _normalize_on_ranks
+        y, mean, variance, inv_std = compute(x, gain, shift, ranks)
+        ctx.save_for_backward(x, gain, mean, inv_std)
         ctx.mark_non_differentiable(mean, variance)
-        return torch.addcmul(shift, normal, gain), mean, variance
+        return y, mean, variance
 
     @staticmethod
-    def backward(
-        ctx: Any, gradient: Tensor, *_: Tensor
-    ) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        """Of x and the parameters, with g = dL/dy and n = (x - mean) / std: dL/dx = gain / std
-        (g - mean g - n mean(g n)), the means over the rows of all ranks. L is a rank's own loss:
-        the optimiser averages what comes of it over the ranks, as that of their mean.
-        """
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         refuse_second_derivative()
-        normal, gain, inv_std = ctx.saved_tensors
-        rows = normal.shape[1]
-        shift_gradient = gradient.sum(1, keepdim=True)
-        gain_gradient = (gradient * normal).sum(1, keepdim=True)
-        if not ctx.needs_input_grad[0]:
-            return None, gain_gradient, shift_gradient, None
-        sums = gain_gradient, shift_gradient
-        if ctx.ranks.count > 1:
-            sums = ctx.ranks.average(torch.stack(sums)).unbind(0)
-        x_gradient = torch.addcmul(gradient, normal, sums[0], value=-1.0 / rows)
-        x_gradient -= sums[1] / rows
-        x_gradient *= gain * inv_std
-        return x_gradient.sum_to_size(normal.shape), gain_gradient, shift_gradient, None
+        differentiate = _differentiate if ctx.ranks.count == 1 else _differentiate_on_ranks
+        x, gain, mean, inv_std = ctx.saved_tensors
+        of_x, of_gain, of_shift = differentiate(gradient, x, gain, mean, inv_std, ctx.ranks)
+        # members may share their input
+        return of_x.sum_to_size(x.shape), of_gain, of_shift, None
+
+
+def _normalize(x: Tensor, gain: Tensor, shift: Tensor, ranks: Alone) -> tuple[Tensor, ...]:
+    """(y, mean, variance, 1 / standard deviation) by torch."""
+    y = x.new_empty(gain.shape[0], *x.shape[1:])
+    mean, inv_std = torch.empty_like(gain), torch.empty_like(gain)
+    # with a momentum of 1 those of the batch alone, if what they replace is finite
+    running = gain.new_zeros(2, *gain.shape)
+    for k, rows in enumerate(x.expand_as(y)):
+        weights = gain[k, 0], shift[k, 0], running[0, k, 0], running[1, k, 0]
+        out = y[k], mean[k, 0], inv_std[k, 0]
+        torch.native_batch_norm(rows, *weights, True, 1.0, EPSILON, out=out)
+    return y, running[0], running[1], inv_std
+
+
+def _differentiate(
+    gradient: Tensor, x: Tensor, gain: Tensor, mean: Tensor, inv_std: Tensor, ranks: Alone
+) -> tuple[Tensor, ...]:
+    """(dL/dx [E, B, D], dL/dgain, dL/dshift) by torch."""
+    of_x = torch.empty_like(gradient)
+    of_gain, of_shift = torch.empty_like(gain), torch.empty_like(gain)
+    for k, rows in enumerate(x.expand_as(gradient)):
+        torch.ops.aten.native_batch_norm_backward.out(
+            *(gradient[k], rows, gain[k, 0], None, None, mean[k, 0], inv_std[k, 0]),
+            *(True, EPSILON, [True] * 3),
+            out0=of_x[k],
+            out1=of_gain[k, 0],
+            out2=of_shift[k, 0],
+        )
+    return of_x, of_gain, of_shift
+
+
+def _normalize_on_ranks(x: Tensor, gain: Tensor, shift: Tensor, ranks: Alone) -> tuple[Tensor, ...]:
+    """As `_normalize`, of the rows of all ranks."""
+    # two passes: E[x^2] - E[x]^2 would cancel
+    own = x.mean(1, keepdim=True)
+    variance = (x - own).square().mean(1, keepdim=True)
+    means, variances = ranks.stack(torch.stack((own, variance))).unbind(1)
+    mean = means.mean(0)
+    variance = variances.mean(0) + (means - mean).square().mean(0)
+    inv_std = (variance + EPSILON).rsqrt()
+    rows = x.shape[1] * ranks.count
+    y = torch.addcmul(shift, (x - mean) * inv_std, gain)
+    return y, mean, variance * (rows / (rows - 1)), inv_std
+
+
+def _differentiate_on_ranks(
+    gradient: Tensor, x: Tensor, gain: Tensor, mean: Tensor, inv_std: Tensor, ranks: Alone
+) -> tuple[Tensor, ...]:
+    """As `_differentiate`, with g = dL/dy and n = (x - mean) / std: dL/dx = gain / std (g - mean g
+    - n mean(g n)), the means over the rows of all ranks. L is a rank's own loss: the optimiser
+    averages what comes of it over the ranks, as that of their mean.
+    """
+    normal = (x - mean) * inv_std
+    of_shift = gradient.sum(1, keepdim=True)
+    of_gain = (gradient * normal).sum(1, keepdim=True)
+    mean_gain, mean_shift = ranks.average(torch.stack((of_gain, of_shift))) / x.shape[1]
+    of_x = (gradient - torch.addcmul(mean_shift, normal, mean_gain)) * (gain * inv_std)
+    return of_x, of_gain, of_shift
 
 
 @contextmanager
@@ -140,19 +175,17 @@ def _average(layers: list[BatchNorm]) -> None:
     """Average the last statistics into the running ones, those of all layers in a few launches. NaN
     and infinity would stay for ever: a column keeps what it has.
     """
-    running, seen, factors = list[Tensor](), list[Tensor](), list[float]()
+    running, seen = list[Tensor](), list[Tensor]()
     for layer in layers:
         if layer.last_batch is None:
             continue
-        mean, variance, rows = layer.last_batch
         running += [layer.running_mean, layer.running_variance]
         # the members may share their input
-        seen += [each.expand_as(layer.running_mean) for each in (mean, variance)]
-        factors += [1.0, rows / max(rows - 1, 1)]
+        seen += [each.expand_as(layer.running_mean) for each in layer.last_batch]
     if not running:
         return
     old = torch.cat([each.flatten() for each in running])
-    batch = torch.cat([each.flatten() for each in torch._foreach_mul(seen, factors)])
+    batch = torch.cat([each.flatten() for each in seen])
     new = torch.lerp(old, batch, MOMENTUM)
     # 0 times NaN or infinity is NaN
     new = torch.where(new * 0.0 == 0.0, new, old)

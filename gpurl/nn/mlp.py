@@ -166,6 +166,8 @@ class Dense(LowPrecision, Layer):
     this layer as it is.
     """
 
+    stays_low = False  # results are in the dtype of the products, not in that of the input
+
     def __init__(
         self,
         members: int,
@@ -196,8 +198,8 @@ class Dense(LowPrecision, Layer):
     def _affine(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         if self.dtype is None:
             return stacked_affine(x, weight, bias)
-        low = (each.to(self.dtype) for each in (x, weight, bias))
-        return stacked_affine(*low).to(x.dtype)
+        low = stacked_affine(*(each.to(self.dtype) for each in (x, weight, bias)))
+        return low if self.stays_low else low.to(x.dtype)
 
     def _activated(self, z: Tensor) -> Tensor:
         return ACTIVATE[self.activation](z if self.norm is None else self.norm.forward(z))

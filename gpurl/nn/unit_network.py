@@ -49,7 +49,9 @@ class OnSphere(Layer):
 
 
 class UnitDense(Dense, OnSphere):
-    """Affine, with rows of weights of length 1; has_bias: else the bias is 0 and not trained."""
+    """Affine, with rows of weights of length 1; has_bias: else the bias is 0 and not trained, and
+    results stay in the precision of the products.
+    """
 
     def __init__(self, members: int, num_inputs: int, num_outputs: int, has_bias: bool) -> None:
         super().__init__(members, num_inputs, num_outputs, gain=1.0)
@@ -57,6 +59,7 @@ class UnitDense(Dense, OnSphere):
             zeros = self.bias.detach()
             del self.bias
             self.register_buffer("bias", zeros, persistent=False)
+        self.stays_low = not has_bias
 
     def fixed(self) -> tuple[Tensor, ...]:
         return (self.weight,)
@@ -79,6 +82,7 @@ class UnitRMSNorm(OnSphere):
         self.gain = nn.Parameter(torch.ones(members, 1, size))
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        x = x.to(self.gain.dtype)
         inv_rms = (x.square().mean(-1, keepdim=True) + RMS_EPSILON).rsqrt()
         return x * inv_rms * self.gain
 

@@ -60,6 +60,24 @@ def test_outputs_gradients_and_running_statistics_are_torchs(shared: bool) -> No
     torch.testing.assert_close(norm(x), torchs(norm, x, running, batch=False))
 
 
+def test_a_batch_is_normalised_by_its_mean_and_variance() -> None:
+    """By the formula, with autograd's own derivatives: one process computes in torch."""
+    norm, x, weight = make(), inputs().requires_grad_(), inputs(9)
+    of = (x, norm.gain, norm.shift)
+    with batch_statistics(norm):
+        y = norm(x)
+    deviation = x - x.mean(1, keepdim=True)
+    variance = deviation.square().mean(1, keepdim=True)
+    expected = norm.gain * deviation / (variance + 1e-5).sqrt() + norm.shift
+    torch.testing.assert_close(y, expected)
+    got = torch.autograd.grad((y * weight).sum(), of)
+    for each, wanted in zip(got, torch.autograd.grad((expected * weight).sum(), of)):
+        torch.testing.assert_close(each, wanted, rtol=1e-9, atol=1e-9)
+    unbiased = variance * (ROWS / (ROWS - 1))
+    torch.testing.assert_close(norm.running_mean, 0.01 * x.mean(1, keepdim=True))
+    torch.testing.assert_close(norm.running_variance, 0.99 + 0.01 * unbiased)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_batch_of_ranks_is_the_rows_of_all(shared: bool) -> None:
     """Each has the gradient of its own loss, and the mean over ranks is that of the whole."""
@@ -138,7 +156,9 @@ def test_a_batch_of_one_row_is_its_shift() -> None:
     with batch_statistics(norm):
         y = norm(inputs(0, MEMBERS, 1, SIZE))
     torch.testing.assert_close(y, norm.shift)
-    torch.testing.assert_close(norm.running_variance, torch.full_like(norm.shift, 1.0 - MOMENTUM))
+    # a variance takes two rows
+    assert (norm.running_variance == 1.0).all()
+    assert (norm.running_mean != 0.0).all()
 
 
 def test_a_block_may_leave_the_running_statistics_alone() -> None:

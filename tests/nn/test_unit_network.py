@@ -123,6 +123,31 @@ def test_products_can_be_in_low_precision() -> None:
     assert 0.0 < (network(x) - expected).abs().max() < 0.1
 
 
+def test_between_layers_everything_stays_in_low_precision() -> None:
+    """But for the input's norm, the last norm and the last layer; gradients are near float32's."""
+    network, x = make(), torch.randn(64, INPUTS)
+    weight = torch.randn(MEMBERS, 64, OUTPUTS)
+    dtypes = list[torch.dtype]()
+
+    def gradient() -> Tensor:
+        dtypes.clear()
+        y = x
+        with batch_statistics(network):
+            for layer in network.layers:
+                y = layer.forward(y)
+                dtypes.append(y.dtype)
+        parameters = [each for each in network.parameters() if each.requires_grad]
+        of = torch.autograd.grad((y * weight).sum(), parameters)
+        assert {each.dtype for each in of} == {torch.float32}
+        return torch.cat([each.flatten() for each in of])
+
+    expected = gradient()
+    set_dtype(network, torch.bfloat16)
+    got = gradient()
+    assert 0.0 < (got - expected).norm() < 0.1 * expected.norm()
+    assert dtypes == [torch.float32, *3 * [torch.bfloat16], *2 * [torch.float32]]
+
+
 def test_the_shape_is_checked() -> None:
     with pytest.raises(UsageError, match="of one width, hidden is"):
         UnitBodyConfig(hidden=(8, 16))
