@@ -28,7 +28,7 @@ def options_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, help="trainings of each case; default: the case's")
     parser.add_argument("--hours", type=float, help="stop after this time; unfinished ones resume")
     parser.add_argument(
-        "--processes", type=int, default=cores(), help="trainings at a time; default one a core"
+        "--cores", type=int, default=cores(), help="one for each thread of a training; default all"
     )
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the CSV files")
     parser.add_argument(
@@ -105,7 +105,7 @@ def main() -> int:
         seconds = None if options.hours is None else options.hours * 3600
         with Stop(seconds) as stop:
             failed = run_all(
-                jobs, places, options.processes, stop, lambda text: print(text, flush=True)
+                jobs, places, options.cores, stop, lambda text: print(text, flush=True)
             )
     except GpurlError as error:
         print(error, file=sys.stderr)

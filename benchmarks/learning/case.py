@@ -52,6 +52,8 @@ class Case:
     """Evaluations on the way, about."""
     curve_episodes: int = 5
     """Episodes of each of them."""
+    threads: int = 1
+    """Of a training; cores that no other one has meanwhile."""
     trainer: str = "gpurl"
     """gpurl, sb3 (stable-baselines3) or rsl_rl."""
 

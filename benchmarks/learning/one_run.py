@@ -18,9 +18,8 @@ from gpurl.api import Run, evaluate_run, resume, train
 from gpurl.checkpoints.folders import list_checkpoints
 
 END_EPISODES = 20  # of the last evaluation
-# of a run, not of what it learns: one thread, because another run has the other core
+# of a run, not of what it learns
 RUN_SETTINGS: Settings = {
-    "threads": 1,
     "save_every": "300s",
     "keep_checkpoints": 1,
     "log_every": 10.0,
@@ -59,7 +58,7 @@ def _run(case: Case, seed: int, folder: Path) -> Run:
     """Begin the training, or go on from its last checkpoint."""
     if list_checkpoints(folder):
         return resume(folder, **_seconds_left(case, folder))
-    settings = RUN_SETTINGS | {"device": case.device} | case.settings
+    settings = RUN_SETTINGS | {"threads": case.threads, "device": case.device} | case.settings
     if hasattr(_config(case), "save_replay"):
         settings["save_replay"] = True
     return train(

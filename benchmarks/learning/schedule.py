@@ -1,5 +1,6 @@
-"""Runs the trainings of the suite, each in a process of its own and some at a time. A stop, by
-Ctrl-C or by the time limit, saves the trainings that can be resumed and waits for the others.
+"""Runs the trainings of the suite, each in a process of its own, each thread on a core of its own.
+A stop, by Ctrl-C or by the time limit, saves the trainings that can be resumed and waits for the
+others.
 """
 
 import signal
@@ -62,7 +63,7 @@ class Places:
             return subprocess.Popen(
                 words,
                 cwd=ROOT,
-                env=host_environment(1, "brief"),
+                env=host_environment(job.case.threads, "brief"),
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
@@ -109,9 +110,11 @@ def in_order(cases: Sequence[Case], seeds: Callable[[Case], Sequence[int]]) -> l
 
 
 def run_all(
-    jobs: Sequence[Job], places: Places, processes: int, stop: Stop, report: Callable[[str], object]
+    jobs: Sequence[Job], places: Places, cores: int, stop: Stop, report: Callable[[str], object]
 ) -> list[Job]:
-    """Run all jobs, `processes` at a time, until a stop is wanted; returns those that failed."""
+    """Run all jobs, at a time as many as have `cores` threads together, until a stop is wanted;
+    returns those that failed.
+    """
     waiting = list(jobs)
     running: dict[Job, subprocess.Popen[bytes]] = {}
     failed = []
@@ -119,7 +122,10 @@ def run_all(
     try:
         while running or (waiting and not stop.is_wanted):
             # begin
-            while waiting and len(running) < processes and not stop.is_wanted:
+            while waiting and not stop.is_wanted:
+                threads = sum(job.case.threads for job in running)
+                if running and threads + waiting[0].case.threads > cores:
+                    break
                 job = waiting.pop(0)
                 running[job] = places.start(job)
             # stop

@@ -252,7 +252,7 @@ def machine_lines(outcomes: Outcomes) -> list[str]:
         for seed in outcome.seeds
     }
     return [
-        f"- {cpu}, {threads} thread; gpurl {own}, torch {torch}, gymnasium {gymnasium}, "
+        f"- {cpu}, threads: {threads}; gpurl {own}, torch {torch}, gymnasium {gymnasium}, "
         f"mujoco {mujoco}"
         for cpu, threads, own, torch, gymnasium, mujoco in sorted(found)
     ]

@@ -2,6 +2,7 @@
 training goes on, a failed one stops no other.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -329,6 +330,29 @@ def test_a_failed_training_is_named_and_stops_no_other(tmp_path: Path) -> None:
         "tiny seed 1: failed with code 3:\n1",
         "tiny seed 2: 2",
     ]
+
+
+def test_a_training_has_a_core_for_each_of_its_threads(tmp_path: Path) -> None:
+    """One of three threads does not wait for ever."""
+    log = tmp_path / "log"
+    # those of one thread wait for each other
+    python = fake_training(
+        tmp_path,
+        f"""echo begin $4 >> {log}
+        for tenth in $(seq 300); do
+            if [ $OMP_NUM_THREADS != 1 ] || [ $(wc -l < {log}) -ge 2 ]; then break; fi
+            sleep 0.1
+        done
+        sleep 0.3
+        echo end $4 >> {log}""",
+    )
+    where = Places(tmp_path, tmp_path / "work", python, tmp_path / "none")
+    two, three = (dataclasses.replace(TINY, threads=count) for count in (2, 3))
+    jobs = [Job(case, seed) for seed, case in enumerate((TINY, TINY, two, three))]
+    assert not run_all(jobs, where, 2, Stop(None), lambda text: None)
+    lines = log.read_text().splitlines()
+    assert [sorted(lines[:2]), sorted(lines[2:4])] == [["begin 0", "begin 1"], ["end 0", "end 1"]]
+    assert lines[4:] == ["begin 2", "end 2", "begin 3", "end 3"]
 
 
 def test_a_stop_waits_for_what_cannot_be_resumed(
