@@ -1,6 +1,8 @@
 /* Eight floats at once, in the vectors of GCC and clang, which become the machine's own:
    arithmetic, selection, 2^x, e^x, log and tanh. */
 
+#pragma once
+
 #include <stdint.h>
 
 #define LANES 8

@@ -2,7 +2,7 @@
    of gpurl/nn/distributions.py, eight rows at a time. */
 
 #include "network_cpu.h"
-#include "random_cpu.h"
+#include "draws_cpu.h"
 
 /* The random numbers of a block's rows, each from its own stream -> columns [outputs, BLOCK] */
 static void draw_block(const Job *job, const Block *block, int64_t first, int64_t count,
@@ -10,9 +10,18 @@ static void draw_block(const Job *job, const Block *block, int64_t first, int64_
 {
     const Policy *policy = job->policy;
     int64_t outputs = job->plan->outputs;
-    for (int64_t r = 0; r < count; r++)
-        draw_numbers(policy->key[first + r], policy->gamma[first + r], job->counter, outputs,
-                     policy->head == GAUSSIAN, block->columns + r, BLOCK);
+    const uint64_t *key = policy->key + first, *gamma = policy->gamma + first;
+    for (int64_t r = 0; r < padded; r += LANES)
+        for (int64_t o = 0; o < outputs; o += 2) {
+            uint64_t words[LANES] = {0};
+            int64_t lanes = count - r < LANES ? count - r : LANES;
+            for (int64_t i = 0; i < lanes; i++)
+                words[i] = mixed(gamma[r + i] * (job->counter + o / 2) + key[r + i]);
+            v8 one, other;
+            numbers_of(words, policy->head == GAUSSIAN, &one, &other);
+            store(block->columns + o * BLOCK + r, one);
+            if (o + 1 < outputs) store(block->columns + (o + 1) * BLOCK + r, other);
+        }
     for (int64_t r = count; r < padded; r++)
         for (int64_t o = 0; o < outputs; o++) block->columns[o * BLOCK + r] = 0.0f;
 }

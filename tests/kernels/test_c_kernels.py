@@ -110,11 +110,12 @@ def test_gae_of_shapes_that_do_not_fit_is_refused(
         gae(torch.zeros(reward), torch.zeros(value), torch.zeros(reward), flag, flag, 0.9, 0.9)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("streams", [1, 3, 100])
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 16, 17, 18, 33, 48, 79])  # 16 are computed at once
 @pytest.mark.parametrize("steps", ["one", "one a stream"])
-def test_random_numbers_are_the_references(count: int, steps: str) -> None:
-    key, gamma = stream_constants(5, 100)
-    step = torch.tensor(7) if steps == "one" else torch.arange(100)
+def test_random_numbers_are_the_references(streams: int, count: int, steps: str) -> None:
+    key, gamma = stream_constants(5, streams)
+    step = torch.tensor(7) if steps == "one" else torch.arange(streams)
     uniform = random_uniform(key, gamma, step, 3, count)
     assert torch.equal(uniform, random_uniform_reference(key, gamma, step, 3, count))
     normal, expected = (
@@ -122,6 +123,40 @@ def test_random_numbers_are_the_references(count: int, steps: str) -> None:
         random_normal_reference(key, gamma, step, 3, count),
     )
     torch.testing.assert_close(normal, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_normal_numbers_are_those_of_float64_up_to_rounding() -> None:
+    """Box and Muller's formula of the uniforms of the same words."""
+    draw = (*stream_constants(1, 64), torch.tensor(9), 0, 20_000)
+    first, second = random_uniform(*draw).double().unflatten(1, (-1, 2)).unbind(2)
+    radius = (-2.0 * (first + 2.0**-24).log()).sqrt()
+    angle = 2.0 * math.pi * second
+    expected = torch.stack((radius * angle.cos(), radius * angle.sin()), 2).flatten(1)
+    got = random_normal(*draw).double()
+    assert (got - expected).abs().max() < 1e-6
+
+
+def test_the_least_and_the_largest_word_give_finite_normal_numbers() -> None:
+    """The uniforms of word 0 are 0; those of the one whose bits are all 1, 1 - 2^-24."""
+    gamma = torch.ones(1, dtype=torch.int64)
+    least = random_normal(torch.zeros_like(gamma), gamma, torch.tensor(0), 0, 2)
+    assert least.tolist() == [pytest.approx([math.sqrt(48 * math.log(2)), 0.0])]
+    # the key that the mixing makes -1 of: each of its steps is undone
+    key = torch.tensor([unmixed(2**64 - 1) - 2**64])
+    assert random_uniform(key, gamma, torch.tensor(0), 0, 2).tolist() == [[1 - 2**-24] * 2]
+    assert random_normal(key, gamma, torch.tensor(0), 0, 2).abs().tolist() == [[0.0, 0.0]]
+
+
+def unmixed(word: int) -> int:
+    """The 64-bit number that `mixed` of random_cpu.h makes `word` of; a product with an odd number
+    is undone by one with its inverse.
+    """
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        shifted = word
+        for _ in range(3):
+            shifted = word ^ (shifted >> shift)
+        word = shifted * pow(factor, -1, 2**64) % 2**64
+    return word
 
 
 def test_random_numbers_do_not_depend_on_the_batch() -> None:
