@@ -53,7 +53,7 @@ class Case:
     curve_episodes: int = 5
     """Episodes of each of them."""
     threads: int = 1
-    """Of a training; cores that no other one has meanwhile."""
+    """Of a training by gpurl; cores that no other one has meanwhile. Others have one."""
     trainer: str = "gpurl"
     """gpurl, sb3 (stable-baselines3) or rsl_rl."""
 

@@ -22,17 +22,16 @@ INTRODUCTION = """\
 
 `python -m benchmarks.learning.report` makes this page from the files of
 `learning` in [benchmarks/results](../benchmarks/results); nothing in it is written by hand.
-Every training ran with one thread on a core of its own, FlashSAC on MuJoCo with two, from the
-preset of its task and the settings at the end of this page. A return is the mean of 20 or more
-episodes of the last policy, acting greedily, on episodes that no evaluation on the way has played.
-**IQM** is the interquartile mean over seeds; the interval is a 95 % bootstrap over seeds, and over
-tasks stratified by task (Agarwal et al. 2021). With few seeds it is narrower than the truth: a
-bootstrap knows only the seeds it has. Below four seeds the IQM is the mean. Time is wall clock of a
-training, evaluations included. Two trainings ran at a time on two cores, some beside other work:
-times are upper bounds. Published numbers are of other versions of the tasks, other numbers of seeds
-and other ways to evaluate, some of them more favourable than this page's
-([sources](#publications)): they say which size is usual, and not who is better. What has not been
-run says so.
+Every training ran with one thread, flash_sac- on MuJoCo at 100 k steps with two, from the preset of
+its task and the settings at the end of this page. A return is the mean of 20 or more episodes of
+the last policy, acting greedily, on episodes that no evaluation on the way has played. **IQM** is
+the interquartile mean over seeds; the interval is a 95 % bootstrap over seeds, and over tasks
+stratified by task (Agarwal et al. 2021). With few seeds it is narrower than the truth: a bootstrap
+knows only the seeds it has. Below four seeds the IQM is the mean. Time is wall clock of a training,
+evaluations included. Two trainings ran at a time on two cores, some beside other work: times are
+upper bounds. Published numbers are of other versions of the tasks, other numbers of seeds and other
+ways to evaluate, some of them more favourable than this page's ([sources](#publications)): they say
+which size is usual, and not who is better. What has not been run says so.
 """
 PPO = """\
 MuJoCo v5 by gpurl's own environments, all by one preset. It adds `normalize_obs_epsilon 0.1` for

@@ -66,8 +66,8 @@ class BatchNorm(Layer):
 
 class _Normalized(torch.autograd.Function):
     """(y [E, B, D], mean, variance) of x [1 or E, B, D], which is a rank's part of the batch; the
-    variance is that of running statistics, [E, 1, D]. One process computes in torch's batch norm,
-    member by member.
+    variance is that of running statistics, both [1 or E, 1, D]. One process computes in torch's
+    batch norm, member by member.
     """
 
     @staticmethod
@@ -75,24 +75,41 @@ class _Normalized(torch.autograd.Function):
         ctx: Any, x: Tensor, gain: Tensor, shift: Tensor, ranks: Alone
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.ranks = ranks
-        compute = _normalize if ranks.count == 1 else _normalize_on_ranks
-        y, mean, variance, inv_std = compute(x, gain, shift, ranks)
-        ctx.save_for_backward(x, gain, mean, inv_std)
+        if ranks.count > 1:
+            y, mean, variance, inv_std = _normalize_on_ranks(x, gain, shift, ranks)
+            ctx.save_for_backward(x, gain, mean, inv_std)
+        else:
+            # what members share is the network's input; far from 0 torch's mean would be rounded
+            origin = x[:, :1] if x.shape[0] == 1 else None
+            x = (x if origin is None else x - origin).contiguous()
+            y, mean, variance, inv_std = _normalize(x, gain, shift)
+            ctx.save_for_backward(x, gain, mean, inv_std)
+            mean = mean if origin is None else mean + origin
         ctx.mark_non_differentiable(mean, variance)
         return y, mean, variance
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(
+        ctx: Any, gradient: Tensor, *_: Tensor
+    ) -> tuple[Tensor | None, Tensor, Tensor, None]:
         refuse_second_derivative()
-        differentiate = _differentiate if ctx.ranks.count == 1 else _differentiate_on_ranks
         x, gain, mean, inv_std = ctx.saved_tensors
-        of_x, of_gain, of_shift = differentiate(gradient, x, gain, mean, inv_std, ctx.ranks)
+        if ctx.ranks.count > 1:
+            of_gain, of_shift = _differentiate_parameters(gradient, x, mean, inv_std)
+            if not ctx.needs_input_grad[0]:  # nor then an exchange
+                return None, of_gain, of_shift, None
+            sums = ctx.ranks.average(torch.stack((of_gain, of_shift)))
+            of_x = _differentiate_on_ranks(gradient, x, gain, mean, inv_std, sums)
+        else:
+            of_x, of_gain, of_shift = _differentiate(gradient, x, gain, mean, inv_std)
         # members may share their input
         return of_x.sum_to_size(x.shape), of_gain, of_shift, None
 
 
-def _normalize(x: Tensor, gain: Tensor, shift: Tensor, ranks: Alone) -> tuple[Tensor, ...]:
-    """(y, mean, variance, 1 / standard deviation) by torch."""
+def _normalize(x: Tensor, gain: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+    """(y, mean, variance, 1 / standard deviation) by torch, of contiguous x: of others it leaves
+    the mean unwritten on a CPU.
+    """
     y = x.new_empty(gain.shape[0], *x.shape[1:])
     mean, inv_std = torch.empty_like(gain), torch.empty_like(gain)
     # with a momentum of 1 those of the batch alone, if what they replace is finite
@@ -105,7 +122,7 @@ def _normalize(x: Tensor, gain: Tensor, shift: Tensor, ranks: Alone) -> tuple[Te
 
 
 def _differentiate(
-    gradient: Tensor, x: Tensor, gain: Tensor, mean: Tensor, inv_std: Tensor, ranks: Alone
+    gradient: Tensor, x: Tensor, gain: Tensor, mean: Tensor, inv_std: Tensor
 ) -> tuple[Tensor, ...]:
     """(dL/dx [E, B, D], dL/dgain, dL/dshift) by torch."""
     of_x = torch.empty_like(gradient)
@@ -123,6 +140,7 @@ def _differentiate(
 
 def _normalize_on_ranks(x: Tensor, gain: Tensor, shift: Tensor, ranks: Alone) -> tuple[Tensor, ...]:
     """As `_normalize`, of the rows of all ranks."""
+    dtype, x = x.dtype, x.to(gain.dtype)
     # two passes: E[x^2] - E[x]^2 would cancel
     own = x.mean(1, keepdim=True)
     variance = (x - own).square().mean(1, keepdim=True)
@@ -131,23 +149,30 @@ def _normalize_on_ranks(x: Tensor, gain: Tensor, shift: Tensor, ranks: Alone) ->
     variance = variances.mean(0) + (means - mean).square().mean(0)
     inv_std = (variance + EPSILON).rsqrt()
     rows = x.shape[1] * ranks.count
-    y = torch.addcmul(shift, (x - mean) * inv_std, gain)
+    y = torch.addcmul(shift, (x - mean) * inv_std, gain).to(dtype)
     return y, mean, variance * (rows / (rows - 1)), inv_std
 
 
+def _differentiate_parameters(
+    gradient: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(dL/dgain, dL/dshift), of the rows of this rank."""
+    gradient = gradient.to(mean.dtype)
+    of_gain = (gradient * (x - mean)).sum(1, keepdim=True) * inv_std
+    return of_gain, gradient.sum(1, keepdim=True)
+
+
 def _differentiate_on_ranks(
-    gradient: Tensor, x: Tensor, gain: Tensor, mean: Tensor, inv_std: Tensor, ranks: Alone
-) -> tuple[Tensor, ...]:
-    """As `_differentiate`, with g = dL/dy and n = (x - mean) / std: dL/dx = gain / std (g - mean g
-    - n mean(g n)), the means over the rows of all ranks. L is a rank's own loss: the optimiser
-    averages what comes of it over the ranks, as that of their mean.
+    gradient: Tensor, x: Tensor, gain: Tensor, mean: Tensor, inv_std: Tensor, sums: Tensor
+) -> Tensor:
+    """dL/dx with g = dL/dy and n = (x - mean) / std: gain / std (g - mean g - n mean(g n)), the
+    means over the rows of all ranks. sums [2, E, 1, D]: of g n and of g, averaged over ranks. L is
+    a rank's own loss: the optimiser averages what comes of it over the ranks, as that of their
+    mean.
     """
     normal = (x - mean) * inv_std
-    of_shift = gradient.sum(1, keepdim=True)
-    of_gain = (gradient * normal).sum(1, keepdim=True)
-    mean_gain, mean_shift = ranks.average(torch.stack((of_gain, of_shift))) / x.shape[1]
-    of_x = (gradient - torch.addcmul(mean_shift, normal, mean_gain)) * (gain * inv_std)
-    return of_x, of_gain, of_shift
+    of_gain, of_shift = sums / x.shape[1]
+    return (gradient - torch.addcmul(of_shift, normal, of_gain)) * (gain * inv_std)
 
 
 @contextmanager

@@ -4,7 +4,8 @@
 #include "network_cpu.h"
 #include "draws_cpu.h"
 
-/* The random numbers of a block's rows, each from its own stream -> columns [outputs, BLOCK] */
+/* The random numbers of a block's rows, each from its own stream, those of padding from word 0 ->
+   columns [outputs, BLOCK] */
 static void draw_block(const Job *job, const Block *block, int64_t first, int64_t count,
                        int64_t padded)
 {
@@ -22,8 +23,6 @@ static void draw_block(const Job *job, const Block *block, int64_t first, int64_
             store(block->columns + o * BLOCK + r, one);
             if (o + 1 < outputs) store(block->columns + (o + 1) * BLOCK + r, other);
         }
-    for (int64_t r = count; r < padded; r++)
-        for (int64_t o = 0; o < outputs; o++) block->columns[o * BLOCK + r] = 0.0f;
 }
 
 /* Returns the log-probabilities of LANES rows from `at`; writes their actions into output_gradient,

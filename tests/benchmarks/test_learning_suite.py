@@ -355,6 +355,19 @@ def test_a_training_has_a_core_for_each_of_its_threads(tmp_path: Path) -> None:
     assert lines[4:] == ["begin 2", "end 2", "begin 3", "end 3"]
 
 
+def test_a_training_is_told_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+
+    def train(*names: str, **settings: object) -> None:
+        given.update(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(one_run, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        one_run.train_seed(dataclasses.replace(TINY, threads=2), 0, tmp_path)
+    assert (given["threads"], given["total_steps"]) == (2, TINY.steps)
+
+
 def test_a_stop_waits_for_what_cannot_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,66 @@ def test_a_batch_is_normalised_by_its_mean_and_variance() -> None:
     torch.testing.assert_close(norm.running_variance, 0.99 + 0.01 * unbiased)
 
 
+@pytest.mark.parametrize("shape", [(MEMBERS, ROWS, SIZE), (ROWS, SIZE)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_inputs_may_be_views(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Transposed, or some rows and columns of a larger tensor: as a copy of them."""
+    norm = make().to(torch.float64 if dtype == torch.float64 else torch.float32)
+    large = torch.randn(*shape[:-2], 2 * ROWS, 2 * SIZE).to(dtype)
+    views = inputs(1, *shape).to(dtype).mT.contiguous().mT, large[..., 1 : ROWS + 1, 1 : SIZE + 1]
+    weight = inputs(9).to(dtype)
+    for view in views:
+        assert not view.is_contiguous()
+        results = []
+        for x in (view.clone(memory_format=torch.contiguous_format), view):
+            x = x.detach().requires_grad_()
+            norm.running_mean.zero_()
+            with batch_statistics(norm):
+                y = norm(x)
+            gradients = torch.autograd.grad((y * weight).sum(), (x, norm.gain, norm.shift))
+            results.append((y, *gradients, norm.running_mean.clone()))
+        for copied, viewed in zip(*results):
+            assert torch.equal(copied, viewed)
+
+
+def test_a_column_far_from_zero_keeps_its_digits() -> None:
+    """In float32; the second column is constant."""
+    norm = BatchNorm(MEMBERS, 2).float()
+    exact = BatchNorm(MEMBERS, 2).double()
+    x = 1e4 + torch.randn(512, 2)
+    x[:, 1] = 1000.3
+    x = x.float()
+    with batch_statistics(norm, exact):
+        y, expected = norm(x), exact(x.double())
+    assert (y - expected).abs().max() < 1e-5
+    torch.testing.assert_close(norm.running_mean.double(), exact.running_mean)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ranks_compute_in_the_precision_of_one_process(dtype: torch.dtype) -> None:
+    norms = [make().float() for _ in range(3)]
+    x = inputs().to(dtype)
+
+    def results(ranks: Alone) -> list[Tensor]:
+        norm = norms.pop()
+        norm.ranks = ranks
+        mine = x.chunk(ranks.count, 1)[ranks.index].clone().requires_grad_()
+        with batch_statistics(norm):
+            y = norm(mine)
+        assert y.dtype == dtype
+        (gradient,) = torch.autograd.grad(y.float().square().mean(), mine)
+        assert gradient.dtype == dtype
+        return [y.detach().float(), norm.running_mean, norm.running_variance]
+
+    y, *running = results(Alone())
+    of_ranks = together(2, results)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    got = torch.cat([each[0] for each in of_ranks], 1)
+    torch.testing.assert_close(got, y, rtol=tolerance, atol=tolerance)
+    for index, expected in enumerate(running, start=1):
+        torch.testing.assert_close(of_ranks[0][index], expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_batch_of_ranks_is_the_rows_of_all(shared: bool) -> None:
     """Each has the gradient of its own loss, and the mean over ranks is that of the whole."""

@@ -145,6 +145,9 @@ def test_between_layers_everything_stays_in_low_precision() -> None:
     set_dtype(network, torch.bfloat16)
     got = gradient()
     assert 0.0 < (got - expected).norm() < 0.1 * expected.norm()
+    low = y = torch.randn(MEMBERS, 64, WIDTH).bfloat16()
+    norm = network.layers[-2]
+    assert torch.equal(norm.forward(low), norm.forward(y.float()))
     assert dtypes == [torch.float32, *3 * [torch.bfloat16], *2 * [torch.float32]]
 
 
