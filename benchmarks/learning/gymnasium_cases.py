@@ -123,8 +123,6 @@ ZOO_TD3: Settings = ZOO_NETWORKS | {
 # more steps than rl-zoo3's DQN has; with a constant rate the returns of the last policies jump
 # between -4 and 287
 LONG_DQN: Settings = {"num_envs": 16, "updates": 16, "schedule": "linear"}
-
-
 # rl-zoo3's discount, longer rollouts. The preset of Gymnasium's tasks (16 steps, 0.99, 0.95, 1e-3)
 # ends at -109, and -100 with 32 environments, 0.999, 0.98 and 2e-3 (seed 0)
 A2C_LANDER: Settings = {

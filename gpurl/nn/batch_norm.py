@@ -79,8 +79,10 @@ class _Normalized(torch.autograd.Function):
             y, mean, variance, inv_std = _normalize_on_ranks(x, gain, shift, ranks)
             ctx.save_for_backward(x, gain, mean, inv_std)
         else:
-            # what members share is the network's input; far from 0 torch's mean would be rounded
-            origin = x[:, :1] if x.shape[0] == 1 else None
+            # what members share is the network's input; far from 0 torch's mean would be rounded,
+            # in bf16 the difference
+            is_input = x.shape[0] == 1 and x.dtype == gain.dtype
+            origin = x[:, :1] if is_input else None
             x = (x if origin is None else x - origin).contiguous()
             y, mean, variance, inv_std = _normalize(x, gain, shift)
             ctx.save_for_backward(x, gain, mean, inv_std)

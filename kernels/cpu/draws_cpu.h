@@ -5,8 +5,8 @@
 #include "cpu_vectors.h"
 #include "random_cpu.h"
 
-/* Cosine and sine of 2 pi turn, for turns in [0, 1), absolute error 1e-7: of the angle to the nearest
-   quarter turn, at most pi / 4, by the polynomials of Cephes' sinf.c and cosf.c */
+/* Cosine and sine of 2 pi turn, for turns in [0, 1), absolute error 1e-7: of the angle to the
+   nearest quarter turn, at most pi / 4, by the polynomials of Cephes' sinf.c and cosf.c */
 INLINE void cosine_and_sine(v8 turn, v8 *cosine, v8 *sine)
 {
     v8 shifted = turn * all(4.0f) + all(ROUNDER);

@@ -1,4 +1,4 @@
-/* The words of random.py's streams, and the numbers in them: word number `offset` of step s of a
+/* The words of random.py's streams, and the fractions in them: word number `offset` of step s of a
    stream is mixed(key + (s WORDS_PER_STEP + offset) gamma). */
 
 #include <stdint.h>

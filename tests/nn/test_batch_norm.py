@@ -113,6 +113,16 @@ def test_a_column_far_from_zero_keeps_its_digits() -> None:
     torch.testing.assert_close(norm.running_mean.double(), exact.running_mean)
 
 
+def test_rows_in_bf16_are_rounded_once() -> None:
+    """The result is that of float32, of the same numbers, to the nearest of bf16."""
+    norm = BatchNorm(1, SIZE).float()
+    x = (torch.randn(512, SIZE) + 5.0).bfloat16()
+    with batch_statistics(norm):
+        torch.testing.assert_close(
+            norm(x).double(), norm(x.float()).double(), rtol=2**-8, atol=2**-12
+        )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_ranks_compute_in_the_precision_of_one_process(dtype: torch.dtype) -> None:
     norms = [make().float() for _ in range(3)]
