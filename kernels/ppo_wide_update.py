@@ -1,11 +1,11 @@
-"""A minibatch step of PPO with networks of any width in 2 L + 5 launches for L hidden layers: the
-rows, one launch a layer forward and one backward, the heads with the loss, then, as in
-`gpurl.kernels.ppo_update`, the gradient's sum and norm, and Adam.
+"""A minibatch step of PPO with networks of any width, layer by layer.
 
-Actor and critic run side by side in every launch. A launch forward computes the product, the bias
-and the activation. A launch backward computes both gradients of a layer, by its weights and by its
-inputs; the sum over rows is split into GROUPS parts, so that small matrices occupy a GPU too. Sums
-have a fixed order.
+Actor and critic run side by side. Forward, one launch a layer computes the product, the bias and
+the activation, and one the heads with the loss. Backward, the products are the BLAS library's: on
+an H200 they took half the time of products in Triton, whose matrix instructions for TF32 want an
+operand of them transposed. One launch a layer multiplies by the slope of the activation and sums
+the gradient by the biases, in a fixed order. Then, as in `gpurl.kernels.ppo_update`, the gradient's
+norm, and Adam.
 """
 
 from typing import NamedTuple
@@ -32,8 +32,9 @@ from gpurl.kernels.ppo_update import (
 from gpurl.kernels.random import RandomStreams
 from gpurl.kernels.rollout_policy import ACTIVATIONS, activated
 
-NO_INPUT_GRADIENT = tl.constexpr(-1)  # in place of an activation
-GROUPS = 16  # parts of a sum over the rows of a minibatch
+LINEAR = tl.constexpr(-1)  # in place of an activation
+# rows and columns of a tile of a gradient, and rows whose sum is one part of that by the biases
+SLOPE_TILE, SLOPE_ROWS = (32, 64), 256
 # rows of a program of the heads, their products in full precision, of which there are few
 HEAD_ROWS, HEAD_PRECISION = 64, "tf32x3"
 
@@ -49,7 +50,8 @@ class Tile(NamedTuple):
     num_warps: int
 
 
-TILES = {"tf32x3": Tile(64, 64, 32, 4), "tf32": Tile(128, 64, 32, 4)}
+# of those that were tried on an H200, the fastest for 512-256-128
+TILES = {"tf32x3": Tile(64, 64, 32, 4), "tf32": Tile(128, 128, 32, 8)}
 
 
 @triton.jit
@@ -161,102 +163,31 @@ def ppo_heads_kernel(
 
 
 @triton.jit
-def _by_weight(
-    gradient_ptr, x_ptr, of_weight_ptr, of_bias_ptr, tile_in, tile_out, group, group_rows,
-    num_rows, num_in, num_out, gradient_width, x_width, PRECISION: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_K: tl.constexpr,
+def slope_kernel(
+    gradient_ptr, y_ptr, of_bias_ptr, num_rows, num_out, group_rows,
+    ACTIVATION: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the gradient by the weights, over one group of rows, and with the first tile_in of
-    that by the biases.
+    """Program (i, g, e) takes BLOCK_OUT columns of gradient [E, B, out] by y_e = activation(z_e) to
+    that by z_e, in place, in group g of group_rows rows, and sums them: of_bias [G, E, out].
     """
-    unit = tile_out * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    below = tile_in * BLOCK_IN + tl.arange(0, BLOCK_IN)
+    tower = tl.program_id(2).to(tl.int64)
+    unit = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     unit_inside = unit < num_out
-    below_inside = below < num_in
-    by_weight = tl.zeros((BLOCK_OUT, BLOCK_IN), tl.float32)
     by_bias = tl.zeros((BLOCK_OUT,), tl.float32)
-    end = tl.minimum((group + 1) * group_rows, num_rows)
-    for start in range(group * group_rows, end, BLOCK_K):
-        row = start + tl.arange(0, BLOCK_K)
-        inside = (row < end)[:, None]
-        gradient_ptrs = gradient_ptr + row[:, None] * gradient_width + unit[None, :]
-        gradient = tl.load(gradient_ptrs, mask=inside & unit_inside[None, :], other=0.0)
-        x_ptrs = x_ptr + row[:, None] * x_width + below[None, :]
-        x = tl.load(x_ptrs, mask=inside & below_inside[None, :], other=0.0)
-        by_weight = tl.dot(tl.trans(gradient), x, by_weight, input_precision=PRECISION)
+    first = tl.program_id(1) * group_rows
+    end = tl.minimum(first + group_rows, num_rows)
+    for start in range(first, end, BLOCK_ROWS):
+        row = start + tl.arange(0, BLOCK_ROWS)
+        at = (tower * num_rows + row)[:, None] * num_out + unit[None, :]
+        inside = (row < end)[:, None] & unit_inside[None, :]
+        gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0)
+        if ACTIVATION != LINEAR:
+            y = tl.load(y_ptr + at, mask=inside, other=0.0)
+            gradient *= activation_slope(y, ACTIVATION)
+            tl.store(gradient_ptr + at, gradient, mask=inside)
         by_bias += tl.sum(gradient, axis=0)
-    weight_ptrs = of_weight_ptr + unit[:, None] * num_in + below[None, :]
-    tl.store(weight_ptrs, by_weight, mask=unit_inside[:, None] & below_inside[None, :])
-    tl.store(of_bias_ptr + unit, by_bias, mask=unit_inside & (tile_in == 0))
-
-
-@triton.jit
-def _by_input(
-    gradient_ptr, x_ptr, weight_ptr, of_x_ptr, tile_row, tile_in,
-    num_rows, num_in, num_out, gradient_width, x_width,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """A tile of the gradient by the inputs, through the activation whose results they are."""
-    row = tile_row.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    below = tile_in * BLOCK_IN + tl.arange(0, BLOCK_IN)
-    inside = (row < num_rows)[:, None]
-    below_inside = (below < num_in)[None, :]
-    by_x = tl.zeros((BLOCK_ROWS, BLOCK_IN), tl.float32)
-    for start in range(0, num_out, BLOCK_K):
-        unit = start + tl.arange(0, BLOCK_K)
-        gradient_ptrs = gradient_ptr + row[:, None] * gradient_width + unit[None, :]
-        unit_inside = unit < num_out
-        gradient = tl.load(gradient_ptrs, mask=inside & unit_inside[None, :], other=0.0)
-        weight_ptrs = weight_ptr + unit[:, None] * num_in + below[None, :]
-        weight = tl.load(weight_ptrs, mask=unit_inside[:, None] & below_inside, other=0.0)
-        by_x = tl.dot(gradient, weight, by_x, input_precision=PRECISION)
-    x_ptrs = x_ptr + row[:, None] * x_width + below[None, :]
-    x = tl.load(x_ptrs, mask=inside & below_inside, other=0.0)
-    of_x_ptrs = of_x_ptr + row[:, None] * num_in + below[None, :]
-    tl.store(of_x_ptrs, by_x * activation_slope(x, ACTIVATION), mask=inside & below_inside)
-
-
-@triton.jit(do_not_specialize=["first_out", "second_out", "weight_programs", "group_rows"])
-def layer_backward_kernel(
-    gradient_ptr, x_ptr, weight_ptr, of_weight_ptr, of_bias_ptr, of_x_ptr,
-    num_rows, num_in, first_out, second_out, gradient_width, x_width, x_step, weight_step,
-    bias_step, partial_width, weight_programs, group_rows,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """The gradients of a layer from gradient [E, B, gradient_width], that by z = x_e W_e^T + b_e.
-
-    The first `weight_programs` programs (i, e) compute those by W_e and b_e over one of the groups
-    of group_rows rows, into row g of `partial`; the others a tile of that by the z of the layer
-    below, whose results are x and whose activation is ACTIVATION: of_x [E, B, in]. The layer has
-    first_out outputs for e = 0, second_out for e = 1.
-    """
-    tower = tl.program_id(1).to(tl.int64)
-    num_out = tl.where(tower == 0, first_out, second_out)
-    gradient_ptr += tower * num_rows * gradient_width
-    x_ptr += tower * x_step
-    tiles_in = tl.cdiv(num_in, BLOCK_IN)
-    if tl.program_id(0) < weight_programs:
-        rest = tl.program_id(0) // tiles_in
-        tiles_out = tl.cdiv(tl.maximum(first_out, second_out), BLOCK_OUT)
-        group = (rest // tiles_out).to(tl.int64)
-        place = group * partial_width
-        _by_weight(
-            gradient_ptr, x_ptr, of_weight_ptr + place + tower * weight_step,
-            of_bias_ptr + place + tower * bias_step, tl.program_id(0) % tiles_in, rest % tiles_out,
-            group, group_rows, num_rows, num_in, num_out, gradient_width, x_width,
-            PRECISION, BLOCK_OUT, BLOCK_IN, BLOCK_K,
-        )  # fmt: skip
-    elif ACTIVATION != NO_INPUT_GRADIENT:
-        tile = tl.program_id(0) - weight_programs
-        _by_input(
-            gradient_ptr, x_ptr, weight_ptr + tower * weight_step,
-            of_x_ptr + tower * num_rows * num_in, tile // tiles_in, tile % tiles_in,
-            num_rows, num_in, num_out, gradient_width, x_width,
-            ACTIVATION, PRECISION, BLOCK_ROWS, BLOCK_IN, BLOCK_K,
-        )  # fmt: skip
+    place = (tl.program_id(1) * tl.num_programs(2) + tower) * num_out
+    tl.store(of_bias_ptr + place + unit, by_bias, mask=unit_inside)
 
 
 class WidePpoUpdate(PpoUpdate):
@@ -276,7 +207,7 @@ class WidePpoUpdate(PpoUpdate):
         return ""
 
     def most_groups(self) -> int:
-        return GROUPS
+        return 1
 
     def launch_gradients(
         self,
@@ -309,40 +240,34 @@ class WidePpoUpdate(PpoUpdate):
         gradient, sums = self._launch_heads(
             results[-1], rows, columns, count, clip_range, entropy_coef
         )
-        # backward: the heads first, then layer after layer
-        actor_weight, actor_bias, critic_weight, critic_bias = shape.heads
-        layers = [
-            (actor_weight, actor_bias, critic_weight - actor_weight, critic_bias - actor_bias)
-        ]
-        outputs = [(shape.num_outputs, 1)]
+        # backward through the heads, whose gradients have columns of padding
+        of_weights = self.partial[0]
+        by_bias = _by_bias(gradient, gradient, LINEAR.value)
+        of_result = torch.empty_like(results[-1])
+        widths = (shape.num_outputs, 1)
+        for tower, (weight, bias) in enumerate((shape.heads[:2], shape.heads[2:])):
+            width, below = widths[tower], shape.sizes[-1]
+            place = slice(weight, weight + width * below)
+            used = gradient[tower, :, :width]
+            torch.mm(used.t(), results[-1][tower], out=of_weights[place].view(width, below))
+            of_weights[bias : bias + width].copy_(by_bias[tower, :width])
+            torch.mm(used, parameters[place].view(width, below), out=of_result[tower])
+        # backward layer after layer
         for layer in reversed(range(len(shape.sizes))):
-            size = shape.sizes[layer]
-            layers.append((shape.weights[layer], shape.biases[layer], size * fan_in[layer], size))
-            outputs.append((size, size))
-        groups = min(GROUPS, triton.cdiv(count, tile.depth))
-        group_rows = triton.cdiv(triton.cdiv(count, groups), tile.depth) * tile.depth
-        for x, (weight, bias, *steps), num_out in zip(reversed(results), layers, outputs):
-            num_in = x.shape[-1] if x.dim() == 3 else shape.inputs
-            is_first = x.dim() == 2
-            block_out = min(tile.rows, max(triton.next_power_of_2(num_out[0]), 16))
-            tiles_in = triton.cdiv(num_in, tile.columns)
-            weight_programs = groups * triton.cdiv(num_out[0], block_out) * tiles_in
-            programs = weight_programs
-            of_x = gradient
-            if not is_first:
-                programs += triton.cdiv(count, tile.rows) * tiles_in
-                of_x = torch.empty_like(x)
-            layer_backward_kernel[(programs, 2)](
-                gradient, x, parameters[weight:], self.partial[0, weight:], self.partial[0, bias:],
-                of_x, count, num_in, *num_out, gradient.shape[2], x.stride(-2), _step_of(x),
-                *steps, self.partial.shape[1], weight_programs, group_rows,
-                ACTIVATION=NO_INPUT_GRADIENT.value if is_first else activation,
-                PRECISION=shape.precision,
-                BLOCK_ROWS=tile.rows, BLOCK_OUT=block_out, BLOCK_IN=tile.columns,
-                BLOCK_K=tile.depth, num_warps=tile.num_warps,
-            )  # fmt: skip
-            gradient = of_x
-        return groups, sums
+            x, size, below = results[layer], shape.sizes[layer], fan_in[layer]
+            bias = shape.biases[layer]
+            place = slice(shape.weights[layer], shape.weights[layer] + 2 * size * below)
+            by_bias = _by_bias(of_result, results[layer + 1], activation)
+            of_weights[bias : bias + 2 * size].copy_(by_bias.view(-1))
+            by_weight = of_weights[place].view(2, size, below)
+            # one by one, as BLAS splits the sum over so many rows of one product only
+            for tower in range(2):
+                x_of_tower = x[tower] if x.dim() == 3 else x[:, :below]
+                torch.mm(of_result[tower].t(), x_of_tower, out=by_weight[tower])
+            if layer > 0:
+                weight_of_both = parameters[place].view(2, size, below)
+                of_result = torch.bmm(of_result, weight_of_both)
+        return 1, sums
 
     def _launch_heads(
         self,
@@ -373,6 +298,21 @@ class WidePpoUpdate(PpoUpdate):
             BLOCK_K=TILES[HEAD_PRECISION].depth, num_warps=4,
         )  # fmt: skip
         return gradient, sums
+
+
+def _by_bias(gradient: Tensor, y: Tensor, activation: int) -> Tensor:
+    """The sum over rows [E, out] of gradient [E, B, out], which is taken through the activation
+    with the results y [E, B, out] before, in place.
+    """
+    towers, num_rows, num_out = gradient.shape
+    groups = triton.cdiv(num_rows, SLOPE_ROWS)
+    block_rows, block_out = SLOPE_TILE
+    parts = gradient.new_empty(groups, towers, num_out)
+    slope_kernel[(triton.cdiv(num_out, block_out), groups, towers)](
+        gradient, y, parts, num_rows, num_out, SLOPE_ROWS,
+        ACTIVATION=activation, BLOCK_ROWS=block_rows, BLOCK_OUT=block_out, num_warps=4,
+    )  # fmt: skip
+    return parts.sum(0)
 
 
 def _step_of(x: Tensor) -> int:

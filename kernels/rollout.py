@@ -158,6 +158,8 @@ def rollout_kernel(
                 x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std,
                 CRITIC_TOWER, OBS_WIDTH, PADDED, SIZES, LAST, ACTIVATION, PRECISION,
             )  # fmt: skip
+            # selected here: selected after the branch, Triton 3.7 cannot compile some tasks
+            final_value = tl.where(wants_value, final_value, 0.0)
             tl.debug_barrier()  # before the next step writes there again
 
         # episode statistics, as in kernels/newest_episodes.py
@@ -172,7 +174,7 @@ def rollout_kernel(
         tl.store(log_prob_ptr + row, log_prob, mask=inside)
         tl.store(value_ptr + row, value, mask=inside)
         tl.store(reward_ptr + row, reward, mask=inside)
-        tl.store(final_value_ptr + row, tl.where(wants_value, final_value, 0.0), mask=inside)
+        tl.store(final_value_ptr + row, final_value, mask=inside)
         tl.store(terminated_ptr + row, terminated.to(tl.uint8), mask=inside)
         tl.store(truncated_ptr + row, truncated.to(tl.uint8), mask=inside)
 

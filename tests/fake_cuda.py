@@ -47,7 +47,12 @@ GETTERS: dict[Any, Callable[[torch.device], Any]] = {
 COPIES = {torch.Tensor.to, torch.as_tensor, torch.asarray, torch.tensor, torch.Tensor.new_tensor}
 # copies, and rows by an index of the host
 MAY_MIX = {"copy_", "_to_copy", "_foreach_copy_", "index", "index_put_"}
-WAITING_FOR = "called a synchronizing CUDA operation"  # torch's words
+# torch's words
+WAITING_FOR = "called a synchronizing CUDA operation"
+PROTOTYPE = (
+    "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing "
+    "operations"
+)
 
 
 def device_of(tensor: Tensor) -> torch.device:
@@ -288,7 +293,7 @@ class FakeCuda:
         self.current = place.index
 
     def _set_debug_mode(self, mode: str) -> None:
-        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+        warnings.warn(PROTOTYPE, stacklevel=2)
         self.debug_mode = mode
 
     @contextmanager

@@ -180,7 +180,8 @@ def exit_code(words: list[str]) -> int | str | None:
 
 
 def start(arguments: list[str], module: str = "gpurl", **options: Any) -> "subprocess.Popen[str]":
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=options.pop("cwd", ROOT),

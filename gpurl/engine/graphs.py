@@ -73,8 +73,9 @@ class CudaGraphs:
                 torch.cuda.set_sync_debug_mode(debug_mode)
                 current.wait_stream(self.stream)
         # repeat all other warnings
-        waits = [warning for warning in caught if "synchronizing" in str(warning.message)]
+        waits = [each for each in caught if "called a synchronizing" in str(each.message)]
         for warning in caught:
+            # the first such mode of a process makes torch warn of the mode itself
             if warning not in waits and "prototype feature" not in str(warning.message):
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno

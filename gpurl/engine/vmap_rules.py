@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -60,6 +61,16 @@ def lstm_cell(
     return leave.sigmoid() * cell.tanh(), cell
 
 
+def view(tensor: Tensor, *shape: Any) -> Tensor:
+    """Tensor.view, also with a dtype, which torch 2.11 cannot batch."""
+    (dtype,) = shape if len(shape) == 1 else (None,)
+    if not isinstance(dtype, torch.dtype) or not _functorch.is_batchedtensor(tensor):
+        return tensor.view(*shape)
+    level, dim = _functorch.maybe_get_level(tensor), _functorch.maybe_get_bdim(tensor)
+    members = _functorch.get_unwrapped(tensor).movedim(dim, 0)
+    return _functorch._add_batch_dim(members.view(dtype), 0, level)
+
+
 RULES: dict[Function, Function] = {
     torch._foreach_copy_: foreach_copy_,
     Tensor.clamp_: written_in_place(torch.clamp),
@@ -69,6 +80,7 @@ RULES: dict[Function, Function] = {
     Tensor.index_copy_: index_copy_,
     torch.add: add,
     Tensor.add_: written_in_place(add),
+    Tensor.view: view,
     torch.gru_cell: gru_cell,
     torch.lstm_cell: lstm_cell,
 }

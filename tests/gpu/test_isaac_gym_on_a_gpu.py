@@ -83,13 +83,12 @@ def test_ppo_trains_with_graphs_around_the_simulator(tmp_path: Any) -> None:
         "quiet": True,
         "eval_episodes": 64,
     }
-    options = {"python": sys.executable, "max_episode_steps": 20}
     run = gpurl.train(
         "ppo",
         "isaac_gym:FakeCartpole",
         run_dir=str(tmp_path / "run"),
         device="cuda",
-        env_options=options,
+        env_options={"max_episode_steps": 20},
         **small,
     )
     assert run.outcome.reason == "total_steps"

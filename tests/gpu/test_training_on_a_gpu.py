@@ -82,6 +82,8 @@ def largest_difference(one: Any, other: Any) -> float:
     ("env", "changes"),
     [
         ("chasing", {}),
+        ("chasing", {"env_options": {"dim": 7}}),
+        ("chasing", {"network": {"hidden": [160, 96], "activation": "elu"}}),
         ("cart_pole", {"schedule": "linear"}),
         ("pendulum", {"algorithm": "a2c"}),
         *(

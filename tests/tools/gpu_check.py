@@ -8,6 +8,7 @@ Python: that works in every Python, also in a virtual environment.
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import shlex
 import shutil
@@ -33,6 +34,7 @@ ON_GPU = (("GPURL_KERNEL_DEVICE", "cuda"),)
 SANITIZED = ("rollout", "ppo_update", "ppo_wide_update", "moments", "finite")
 SANITIZER = "compute-sanitizer"
 HALF_SECONDS, TO_SAVE = 540.0, 8.0
+MOST_PROCESSES = 8  # of tests, each with its part of the GPU's memory
 NO_GPU, WHEELS_MISSING = 2, 3  # exit codes; 1 if a part failed
 
 
@@ -54,7 +56,7 @@ def parts(out: Path) -> list[Part]:
     python = sys.executable
 
     def tests(name: str, words: str, seconds: float, half: str = TESTS, **options: Any) -> Part:
-        command = f"-m pytest -p no:cacheprovider -p no:xdist {words}"
+        command = f"-m pytest -p no:cacheprovider {words}"
         return Part(name, half, tuple(shlex.split(command)), seconds, **options)
 
     def bench(name: str, module: str, words: str, seconds: float, needs: str = "") -> Part:
@@ -67,6 +69,10 @@ def parts(out: Path) -> list[Part]:
         options = ("--tool", tool, "--error-exitcode", "1")
         return replace(run, command=(*options, python, *run.command))
 
+    # most of their time is compilation, on one core each
+    ways = ""
+    if importlib.util.find_spec("xdist"):
+        ways = f"-n {min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) // 2))} --dist worksteal"
     turns = f"--python {shlex.quote(python)} --rounds 1"
     return [
         tests("smoke", f"tests/gpu/test_training_on_a_gpu.py -k '{SMOKE}'", 60, MEASURE),
@@ -102,8 +108,8 @@ def parts(out: Path) -> list[Part]:
             120,
             "peers",
         ),
-        tests("GPU tests", "-m gpu tests --ignore tests/gpu/test_mujoco_on_a_gpu.py", 240),
-        tests("kernel tests", "tests/kernels/triton", 300, environment=ON_GPU),
+        tests("GPU tests", f"-m gpu {ways} tests --ignore tests/gpu/test_mujoco_on_a_gpu.py", 240),
+        tests("kernel tests", f"{ways} tests/kernels/triton", 300, environment=ON_GPU),
         sanitized("memcheck"),
         sanitized("racecheck"),
         tests("physics tests", "tests/gpu/test_mujoco_on_a_gpu.py", 90, needs="physics"),

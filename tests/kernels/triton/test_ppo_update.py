@@ -28,8 +28,7 @@ from tests.kernels.triton.ppo_updates import (
 def _large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes as long for a small tile as for a large one."""
     if COMPILED_ON is None:
-        tiles = {16: (64, 4), 32: (64, 4), 64: (64, 8)}
-        monkeypatch.setitem(ppo_update.TILES, "tf32x3", tiles)
+        monkeypatch.setitem(ppo_update.TILE_ROWS, "tf32x3", dict.fromkeys((16, 32, 64), 64))
         monkeypatch.setattr(PpoUpdate, "reduce_columns", 1024)
 
 
@@ -65,7 +64,7 @@ def test_it_learns_what_autograd_learns(
 
 def test_many_tiles_a_program_and_many_programs_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of programs gives the same gradient; more than one block of their sums too."""
-    monkeypatch.setitem(ppo_update.TILES, "tf32x3", {16: (16, 4)})
+    monkeypatch.setitem(ppo_update.TILE_ROWS, "tf32x3", {16: 16})
     monkeypatch.setattr(PpoUpdate, "reduce_columns", 64)
     results = []
     for processors in (1, 3, 90):

@@ -43,8 +43,8 @@ def test_any_split_of_the_sum_over_rows_gives_the_same_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     results = []
-    for groups in (1, 2, 16):
-        monkeypatch.setattr(ppo_wide_update, "GROUPS", groups)
+    for rows in (1000, 64, 10):
+        monkeypatch.setattr(ppo_wide_update, "SLOPE_ROWS", rows)
         algorithm = made("gaussian", minibatches=1, epochs=1, network={"hidden": (70,)})
         trained(algorithm, fused(algorithm), True, 1)
         results.append(algorithm.optimizer.gradient.clone())

@@ -14,6 +14,7 @@ from gpurl.kernels.squash import (
     squashed_sample_triton,
 )
 from tests import squash_laws
+from tests.kernels.triton.conftest import INTERPRETED
 from tests.squash_laws import GuardedMemory, inputs
 
 SIZES = pytest.mark.parametrize(("rows", "actions"), squash_laws.SIZES)
@@ -40,7 +41,10 @@ def test_other_limits_apply() -> None:
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
-    squash_laws.rows_do_not_depend_on_their_batch(squashed_sample_triton, squashed_backward_triton)
+    # compiled for rows at other addresses, a kernel adds the same numbers in another order
+    squash_laws.rows_do_not_depend_on_their_batch(
+        squashed_sample_triton, squashed_backward_triton, 0.0 if INTERPRETED else 1e-6
+    )
 
 
 @pytest.mark.parametrize("tile", [(1, 4), (16, 16), (64, 8)], ids=str)
