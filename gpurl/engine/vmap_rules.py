@@ -62,13 +62,17 @@ def lstm_cell(
 
 
 def view(tensor: Tensor, *shape: Any) -> Tensor:
-    """Tensor.view, also with a dtype, which torch 2.11 cannot batch."""
-    (dtype,) = shape if len(shape) == 1 else (None,)
-    if not isinstance(dtype, torch.dtype) or not _functorch.is_batchedtensor(tensor):
-        return tensor.view(*shape)
-    level, dim = _functorch.maybe_get_level(tensor), _functorch.maybe_get_bdim(tensor)
-    members = _functorch.get_unwrapped(tensor).movedim(dim, 0)
-    return _functorch._add_batch_dim(members.view(dtype), 0, level)
+    """Tensor.view; as another type, which torch 2.11 cannot batch, in other ways."""
+    if shape == (torch.uint8,) and tensor.dtype == torch.bool:
+        return tensor.to(torch.uint8)
+    if shape == (torch.int32,) and tensor.dtype == torch.int64:
+        # the lower half first, as in memory; the conversion drops the upper one
+        return torch.stack((tensor, tensor >> 32), -1).flatten(-2).to(torch.int32)
+    if isinstance(shape[0], torch.dtype) and _functorch.is_batchedtensor(tensor):
+        level, dim = _functorch.maybe_get_level(tensor), _functorch.maybe_get_bdim(tensor)
+        members = _functorch.get_unwrapped(tensor).movedim(dim, 0)
+        return _functorch._add_batch_dim(members.view(shape[0]), 0, level)
+    return tensor.view(*shape)
 
 
 RULES: dict[Function, Function] = {

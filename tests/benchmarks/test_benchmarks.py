@@ -23,6 +23,7 @@ from benchmarks import (
     throughput,
     timing,
     training,
+    trainings,
 )
 from gpurl.cli import doctor
 from gpurl.envs.registry import make_env
@@ -244,6 +245,18 @@ def test_profiles_say_where_an_iteration_goes(tmp_path: Path) -> None:
     longest = [float(row["value"]) for row in parts if row["part"] == "kernel"]
     assert longest == sorted(longest, reverse=True)
     assert len(longest) == profiles.LONGEST
+
+
+@pytest.mark.parametrize(
+    ("case", "steps"),
+    [("64x64, autograd, float32", 8 * 32), ("8 members, in turn", 64 * 32), ("dqn cart_pole", 32)],
+)
+def test_whole_trainings_are_timed_when_they_learn(case: str, steps: int, tmp_path: Path) -> None:
+    words = [*QUICK, "--out", str(tmp_path), "--num-envs", "8", "--cases", case]
+    assert trainings.main(words) == 0
+    (row,) = rows_in(tmp_path, "trainings")
+    assert_measured([row])
+    assert (row["case"], row["steps"]) == (case, str(steps))
 
 
 def test_functions_take_turns_and_the_slow_one_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -643,3 +643,22 @@ def test_rules_write_where_they_should() -> None:
     for k in range(3):
         expected = compute(x[k], float(alpha[k]), index[k])  # type: ignore[arg-type]
         assert_close([each[k] for each in got], list(expected), tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype"), [("bool", "uint8"), ("int64", "int32"), ("float32", "uint8")]
+)
+def test_a_view_as_another_type_is_batched(source: str, dtype: str) -> None:
+    """By our own rule: that of torch is missing in its version 2.11."""
+
+    def compute(x: Tensor) -> Tensor:
+        return x.view(getattr(torch, dtype)) + 0
+
+    def with_rules(x: Tensor) -> Tensor:
+        with VmapRules():
+            return compute(x)
+
+    words = torch.tensor([[-1, 0, 1], [2**40 + 5, -(2**63), 2**31], [2**32, -(2**31) - 7, 9]])
+    x = words.to(getattr(torch, source)).t().contiguous().t()
+    expected = torch.stack([compute(row.contiguous()) for row in x.unbind(1)])
+    assert torch.equal(torch.func.vmap(with_rules, in_dims=1)(x), expected)

@@ -79,6 +79,7 @@ def parts(out: Path) -> list[Part]:
         Part("doctor", MEASURE, ("-m", "gpurl", "doctor"), 60),
         bench("ladder", "throughput", "--ladder --rounds 1 --seconds 0.2", 150),
         bench("profile", "profiles", "", 90),
+        bench("trainings", "trainings", "", 90),
         bench("kernels", "kernels", "--seconds 0.1", 90),
         bench(
             "sweep",
