@@ -77,15 +77,15 @@ def parts(out: Path) -> list[Part]:
     return [
         tests("smoke", f"tests/gpu/test_training_on_a_gpu.py -k '{SMOKE}'", 60, MEASURE),
         Part("doctor", MEASURE, ("-m", "gpurl", "doctor"), 60),
-        bench("ladder", "throughput", "--ladder --rounds 1 --seconds 0.2", 150),
-        bench("profile", "profiles", "", 90),
-        bench("trainings", "trainings", "", 90),
-        bench("kernels", "kernels", "--seconds 0.1", 90),
+        bench("ladder", "throughput", "--ladder --rounds 1 --seconds 0.2", 120),
+        bench("profile", "profiles", "", 60),
+        bench("trainings", "trainings", "", 60),
+        bench("kernels", "kernels", "--seconds 0.1", 60),
         bench(
             "sweep",
             "throughput",
             "--num-envs 256 1024 4096 16384 65536 --horizon 32 128 --seconds 0.2",
-            120,
+            100,
         ),
         bench("peers", "peers", f"{turns} --iterations 10 --warm-up 4", 150, "peers"),
         bench(

@@ -2,6 +2,7 @@
 time. No GPU is needed here.
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -284,10 +285,8 @@ def test_every_part_is_a_command_that_exists(part: Part, monkeypatch: pytest.Mon
         from benchmarks.results_table import parser
 
         seen.append(parser("", 1.0).parse_args(words))
-    elif module == "benchmarks.profiles":
-        from benchmarks import profiles
-
-        seen.append(profiles.parse(words))
+    elif module in ("benchmarks.profiles", "benchmarks.trainings"):
+        seen.append(importlib.import_module(module).parse(words))
     elif module == "gpurl":
         from gpurl.cli.main import COMMANDS
 
