@@ -145,9 +145,9 @@ def _beside(algorithm: Algorithm, env: VecEnv, guards: Guards, reasons: Reasons)
     if obstacle := asynchronous_obstacle(algorithm):
         raise UsageError(f"asynchronous is not possible: {obstacle}")
     assert isinstance(algorithm, PPO)
-    if obstacle := cpu_ppo_obstacle(algorithm):
-        reasons.append(("C", obstacle))
     is_cuda = env.device.type == "cuda"
+    if not is_cuda and (obstacle := cpu_ppo_obstacle(algorithm)):
+        reasons.append(("C", obstacle))
     beside = LearningStream(env.device) if is_cuda else LearningThread()
     return Asynchronous(algorithm, env, guards, beside)
 
@@ -179,6 +179,8 @@ def _without_graphs(
     if is_fused:
         assert isinstance(algorithm, PPO)
         return FusedUpdate(algorithm, env, guards)
+    if env.device.type != "cpu":
+        return Eager(algorithm, env, guards)
     # C on a CPU
     if isinstance(algorithm, PPO):
         if not (obstacle := cpu_ppo_obstacle(algorithm)):

@@ -109,6 +109,7 @@ def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], level: 
     )
     assert graph_level(trainer.engine) == level
     assert trainer.engine.notes[-1].endswith(f"CUDA graphs {level}")
+    assert not any("no C:" in note for note in trainer.engine.notes)
     difference = largest_difference(got, expected)
     print(
         f"{env} {level} {changes}: largest difference to the loop after {ITERATIONS} iterations "
