@@ -61,18 +61,18 @@ def lstm_cell(
     return leave.sigmoid() * cell.tanh(), cell
 
 
-def view(tensor: Tensor, *shape: Any) -> Tensor:
+def view(tensor: Tensor, *shape: Any, **named: Any) -> Tensor:
     """Tensor.view; as another type, which torch 2.11 cannot batch, in other ways."""
     if shape == (torch.uint8,) and tensor.dtype == torch.bool:
         return tensor.to(torch.uint8)
     if shape == (torch.int32,) and tensor.dtype == torch.int64:
         # the lower half first, as in memory; the conversion drops the upper one
         return torch.stack((tensor, tensor >> 32), -1).flatten(-2).to(torch.int32)
-    if isinstance(shape[0], torch.dtype) and _functorch.is_batchedtensor(tensor):
+    if shape and isinstance(shape[0], torch.dtype) and _functorch.is_batchedtensor(tensor):
         level, dim = _functorch.maybe_get_level(tensor), _functorch.maybe_get_bdim(tensor)
         members = _functorch.get_unwrapped(tensor).movedim(dim, 0)
         return _functorch._add_batch_dim(members.view(shape[0]), 0, level)
-    return tensor.view(*shape)
+    return tensor.view(*shape, **named)
 
 
 RULES: dict[Function, Function] = {
