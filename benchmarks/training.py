@@ -6,10 +6,12 @@ from typing import Any
 import torch
 
 from benchmarks.results_table import Row
+from gpurl.engine.cpu_off_policy import CpuOffPolicy
 from gpurl.engine.cpu_ppo import CpuPpo
 from gpurl.engine.fused_update import FusedUpdate
 from gpurl.engine.graphs import CudaGraphs
 from gpurl.engine.persistent import PersistentRollout
+from gpurl.engine.population import Population
 from gpurl.envs.vec_env import VecEnv
 from gpurl.run.settings import Settings
 from gpurl.run.setup import make_trainer
@@ -51,12 +53,13 @@ def engine_columns(trainer: Trainer) -> Row:
     `warm_up` first.
     """
     engine = trainer.engine
-    update = "fused" if isinstance(engine, FusedUpdate) else "autograd"
+    learning = engine.members[0] if isinstance(engine, Population) else engine
+    update = "fused" if isinstance(learning, FusedUpdate) else "autograd"
     return {
         "precision": trainer.settings.train.precision,
         "graph": getattr(engine.stages, "level", "") or "off",
         "rollout": "persistent" if isinstance(engine, PersistentRollout) else "steps",
-        "update": "C" if isinstance(engine, CpuPpo) else update,
+        "update": "C" if isinstance(learning, CpuPpo | CpuOffPolicy) else update,
     }
 
 

@@ -2,7 +2,7 @@
 networks and precisions of several kinds and each update, populations, and other algorithms with
 their presets.
 
-For a GPU: everything runs in CUDA graphs there, so that Python is no part of the times.
+For a GPU: all but members in turn run in CUDA graphs there, so Python is no part of their times.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import torch
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
 from benchmarks.training import common_settings, engine_columns, ready_trainer, warm_up
+from gpurl.errors import UsageError
 from gpurl.run.presets import preset
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import choose_device
@@ -116,12 +117,17 @@ def main(words: list[str] | None = None) -> int:
     device = choose_device(options.device)
     rows: list[Row] = []
     for case in options.cases:
-        rows.append(measure(case, options.num_envs, device, options.seconds))
+        try:
+            rows.append(measure(case, options.num_envs, device, options.seconds))
+        except UsageError as error:  # this device cannot
+            print(f"{case}: skipped: {error}", flush=True)
+            continue
         path = save("trainings", rows, options.out)  # kept if a later case is interrupted
         print(f"{case}: {number(float(rows[-1]['value']))} env-steps/s", flush=True)
     columns = ["case", "num_envs", "precision", "graph", "rollout", "update"]
     lines = [[*(row[name] for name in columns), number(float(row["value"]))] for row in rows]
-    print(f"\n{table([*columns, 'env-steps/s'], lines)}\nwritten to {path}\n")
+    where = f"written to {path}" if rows else "nothing was measured"
+    print(f"\n{table([*columns, 'env-steps/s'], lines)}\n{where}\n")
     return 0
 
 

@@ -167,14 +167,14 @@ def slope_kernel(
     gradient_ptr, y_ptr, of_bias_ptr, num_rows, num_out, group_rows,
     ACTIVATION: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, g, e) takes BLOCK_OUT columns of gradient [E, B, out] by y_e = activation(z_e) to
+    """Program (g, i, e) takes BLOCK_OUT columns of gradient [E, B, out] by y_e = activation(z_e) to
     that by z_e, in place, in group g of group_rows rows, and sums them: of_bias [G, E, out].
     """
     tower = tl.program_id(2).to(tl.int64)
-    unit = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    unit = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     unit_inside = unit < num_out
     by_bias = tl.zeros((BLOCK_OUT,), tl.float32)
-    first = tl.program_id(1) * group_rows
+    first = tl.program_id(0) * group_rows
     end = tl.minimum(first + group_rows, num_rows)
     for start in range(first, end, BLOCK_ROWS):
         row = start + tl.arange(0, BLOCK_ROWS)
@@ -186,7 +186,7 @@ def slope_kernel(
             gradient *= activation_slope(y, ACTIVATION)
             tl.store(gradient_ptr + at, gradient, mask=inside)
         by_bias += tl.sum(gradient, axis=0)
-    place = (tl.program_id(1) * tl.num_programs(2) + tower) * num_out
+    place = (tl.program_id(0) * tl.num_programs(2) + tower) * num_out
     tl.store(of_bias_ptr + place + unit, by_bias, mask=unit_inside)
 
 
@@ -242,7 +242,7 @@ class WidePpoUpdate(PpoUpdate):
         )
         # backward through the heads, whose gradients have columns of padding
         of_weights = self.partial[0]
-        by_bias = _by_bias(gradient, gradient, LINEAR.value)
+        by_bias = _parts_by_bias(gradient, gradient, LINEAR.value).sum(0)
         of_result = torch.empty_like(results[-1])
         widths = (shape.num_outputs, 1)
         for tower, (weight, bias) in enumerate((shape.heads[:2], shape.heads[2:])):
@@ -257,8 +257,8 @@ class WidePpoUpdate(PpoUpdate):
             x, size, below = results[layer], shape.sizes[layer], fan_in[layer]
             bias = shape.biases[layer]
             place = slice(shape.weights[layer], shape.weights[layer] + 2 * size * below)
-            by_bias = _by_bias(of_result, results[layer + 1], activation)
-            of_weights[bias : bias + 2 * size].copy_(by_bias.view(-1))
+            by_bias = _parts_by_bias(of_result, results[layer + 1], activation)
+            torch.sum(by_bias, 0, out=of_weights[bias : bias + 2 * size].view(2, size))
             by_weight = of_weights[place].view(2, size, below)
             # one by one, as BLAS splits the sum over so many rows of one product only
             for tower in range(2):
@@ -300,19 +300,19 @@ class WidePpoUpdate(PpoUpdate):
         return gradient, sums
 
 
-def _by_bias(gradient: Tensor, y: Tensor, activation: int) -> Tensor:
-    """The sum over rows [E, out] of gradient [E, B, out], which is taken through the activation
-    with the results y [E, B, out] before, in place.
+def _parts_by_bias(gradient: Tensor, y: Tensor, activation: int) -> Tensor:
+    """Sums over groups of rows [G, E, out] of gradient [E, B, out], which is taken through the
+    activation with the results y [E, B, out] before, in place.
     """
     towers, num_rows, num_out = gradient.shape
     groups = triton.cdiv(num_rows, SLOPE_ROWS)
     block_rows, block_out = SLOPE_TILE
     parts = gradient.new_empty(groups, towers, num_out)
-    slope_kernel[(triton.cdiv(num_out, block_out), groups, towers)](
+    slope_kernel[(groups, triton.cdiv(num_out, block_out), towers)](
         gradient, y, parts, num_rows, num_out, SLOPE_ROWS,
         ACTIVATION=activation, BLOCK_ROWS=block_rows, BLOCK_OUT=block_out, num_warps=4,
     )  # fmt: skip
-    return parts.sum(0)
+    return parts
 
 
 def _step_of(x: Tensor) -> int:

@@ -158,7 +158,7 @@ def rollout_kernel(
                 x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std,
                 CRITIC_TOWER, OBS_WIDTH, PADDED, SIZES, LAST, ACTIVATION, PRECISION,
             )  # fmt: skip
-            # selected here: selected after the branch, Triton 3.7 cannot compile some tasks
+            # selected here: if it is after the branch, Triton before 3.9 cannot compile some tasks
             final_value = tl.where(wants_value, final_value, 0.0)
             tl.debug_barrier()  # before the next step writes there again
 

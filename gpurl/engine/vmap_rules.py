@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -61,17 +60,30 @@ def lstm_cell(
     return leave.sigmoid() * cell.tanh(), cell
 
 
+class ViewAs(torch.autograd.Function):
+    """Tensor.view(dtype), which torch 2.11 cannot batch."""
+
+    @staticmethod
+    def forward(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.view(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, None]:
+        return None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return ViewAs.apply(tensor.movedim(dims[0], 0), dtype), 0
+
+
 def view(tensor: Tensor, *shape: Any, **named: Any) -> Tensor:
-    """Tensor.view; as another type, which torch 2.11 cannot batch, in other ways."""
-    if shape == (torch.uint8,) and tensor.dtype == torch.bool:
-        return tensor.to(torch.uint8)
-    if shape == (torch.int32,) and tensor.dtype == torch.int64:
-        # the lower half first, as in memory; the conversion drops the upper one
-        return torch.stack((tensor, tensor >> 32), -1).flatten(-2).to(torch.int32)
-    if shape and isinstance(shape[0], torch.dtype) and _functorch.is_batchedtensor(tensor):
-        level, dim = _functorch.maybe_get_level(tensor), _functorch.maybe_get_bdim(tensor)
-        members = _functorch.get_unwrapped(tensor).movedim(dim, 0)
-        return _functorch._add_batch_dim(members.view(shape[0]), 0, level)
+    """Tensor.view, of a shape or as another type."""
+    if shape and isinstance(shape[0], torch.dtype):
+        return ViewAs.apply(tensor, shape[0])
     return tensor.view(*shape, **named)
 
 

@@ -257,6 +257,22 @@ def test_whole_trainings_are_timed_when_they_learn(case: str, steps: int, tmp_pa
     (row,) = rows_in(tmp_path, "trainings")
     assert_measured([row])
     assert (row["case"], row["steps"]) == (case, str(steps))
+    assert row["update"] == "C"  # also of members
+
+
+def test_whole_trainings_are_not_timed_before_they_learn() -> None:
+    trainer = training.ready_trainer(trainings.settings_of("dqn cart_pole", 8), CPU)
+    trainings.play_until_it_learns(trainer)
+    assert trainer.engine.steps > trainer.settings.algorithm_config.learning_starts > 0
+
+
+def test_trainings_that_the_device_cannot_run_are_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, "--out", str(tmp_path), "--cases", "64x64, fused, tf32"]
+    assert trainings.main(words) == 0
+    assert "64x64, fused, tf32: skipped: " in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 def test_functions_take_turns_and_the_slow_one_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:

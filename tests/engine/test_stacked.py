@@ -654,11 +654,15 @@ def test_a_view_as_another_type_is_batched(source: str, dtype: str) -> None:
     def compute(x: Tensor) -> Tensor:
         return x.view(getattr(torch, dtype)) + 0
 
-    def with_rules(x: Tensor) -> Tensor:
+    def with_rules(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         with VmapRules():
-            return compute(x)
+            # inside a gradient too, as losses read packed rows
+            loss = lambda weight: (compute(x).float().sum() * 0 + weight).sum()  # noqa: E731
+            return compute(x), torch.func.grad(loss)(weight)
 
     words = torch.tensor([[-1, 0, 1], [2**40 + 5, -(2**63), 2**31], [2**32, -(2**31) - 7, 9]])
     x = words.to(getattr(torch, source)).t().contiguous().t()
     expected = torch.stack([compute(row.contiguous()) for row in x.unbind(1)])
-    assert torch.equal(torch.func.vmap(with_rules, in_dims=1)(x), expected)
+    got, gradient = torch.func.vmap(with_rules, in_dims=(1, 0))(x, torch.zeros(3, 2))
+    assert torch.equal(got, expected)
+    assert torch.equal(gradient, torch.ones(3, 2))

@@ -34,7 +34,7 @@ ON_GPU = (("GPURL_KERNEL_DEVICE", "cuda"),)
 SANITIZED = ("rollout", "ppo_update", "ppo_wide_update", "moments", "finite")
 SANITIZER = "compute-sanitizer"
 HALF_SECONDS, TO_SAVE = 540.0, 8.0
-MOST_PROCESSES = 8  # of tests, each with its part of the GPU's memory
+MOST_PROCESSES = 8  # of tests; each has a context in the GPU's memory
 NO_GPU, WHEELS_MISSING = 2, 3  # exit codes; 1 if a part failed
 
 

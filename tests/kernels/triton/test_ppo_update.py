@@ -8,7 +8,7 @@ import torch
 from gpurl.algorithms.base import Metrics
 from gpurl.algorithms.ppo import PPO
 from gpurl.buffers.minibatches import Minibatch
-from gpurl.engine.fused_update import fused_update_obstacle
+from gpurl.engine.fused_update import fused_update_obstacle, update_shape
 from gpurl.kernels import backend, ppo_update
 from gpurl.kernels.ppo_update import PpoUpdate
 from tests.kernels.triton.conftest import COMPILED_ON
@@ -147,3 +147,10 @@ def test_an_optimiser_hook_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(backend, "choice", "triton")
     algorithm.optimizer.reduce = lambda gradient: None  # type: ignore[method-assign]
     assert fused_update_obstacle(algorithm) == "reduce of FlatAdam is replaced"
+
+
+def test_layers_of_128_units_are_left_to_the_wide_update() -> None:
+    for precision in ("float32", "tf32"):
+        algorithm = made("gaussian", network={"hidden": (128,)})
+        algorithm.precision = precision
+        assert PpoUpdate.obstacle_of(update_shape(algorithm)).endswith("not of 128")
