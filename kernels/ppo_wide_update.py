@@ -219,55 +219,31 @@ class WidePpoUpdate(PpoUpdate):
         clip_range: Tensor,
         entropy_coef: Tensor,
     ) -> tuple[int, Tensor]:
-        shape, parameters = self.shape, self.state.parameters
-        tile, activation = TILES[shape.precision], ACTIVATIONS[shape.activation]
         rows = gather_rows_triton(packed, *streams, offset=0, start=first, count=count)
-        # forward: the results of all layers, the observations first
+        results = self._launch_layers(rows, columns)
+        gradient, sums = self._launch_heads(
+            results[-1], rows, columns, count, clip_range, entropy_coef
+        )
+        self._launch_backward(gradient, results)
+        return 1, sums
+
+    def _launch_layers(self, rows: Tensor, columns: Columns) -> list[Tensor]:
+        """The observations [B, row width] and the results of all layers [2, B, size]."""
+        shape, parameters, count = self.shape, self.state.parameters, rows.shape[0]
+        tile = TILES[shape.precision]
         results = [rows[:, columns.obs :]]
-        fan_in = (shape.inputs, *shape.sizes)
         for layer, size in enumerate(shape.sizes):
             x, y = results[-1], rows.new_empty(2, count, size)
             tiles = triton.cdiv(count, tile.rows) * triton.cdiv(size, tile.columns)
             layer_forward_kernel[(tiles, 2)](
                 x, parameters[shape.weights[layer] :], parameters[shape.biases[layer] :], y,
-                count, fan_in[layer], size, x.stride(-2), _step_of(x),
-                ACTIVATION=activation, PRECISION=shape.precision,
+                count, _fan_in(shape, layer), size, x.stride(-2), _step_of(x),
+                ACTIVATION=ACTIVATIONS[shape.activation], PRECISION=shape.precision,
                 BLOCK_ROWS=tile.rows, BLOCK_OUT=tile.columns, BLOCK_K=tile.depth,
                 num_warps=tile.num_warps,
             )  # fmt: skip
             results.append(y)
-        # the heads, the loss, and the gradient by their outputs
-        gradient, sums = self._launch_heads(
-            results[-1], rows, columns, count, clip_range, entropy_coef
-        )
-        # backward through the heads, whose gradients have columns of padding
-        of_weights = self.partial[0]
-        by_bias = _parts_by_bias(gradient, gradient, LINEAR.value).sum(0)
-        of_result = torch.empty_like(results[-1])
-        widths = (shape.num_outputs, 1)
-        for tower, (weight, bias) in enumerate((shape.heads[:2], shape.heads[2:])):
-            width, below = widths[tower], shape.sizes[-1]
-            place = slice(weight, weight + width * below)
-            used = gradient[tower, :, :width]
-            torch.mm(used.t(), results[-1][tower], out=of_weights[place].view(width, below))
-            of_weights[bias : bias + width].copy_(by_bias[tower, :width])
-            torch.mm(used, parameters[place].view(width, below), out=of_result[tower])
-        # backward layer after layer
-        for layer in reversed(range(len(shape.sizes))):
-            x, size, below = results[layer], shape.sizes[layer], fan_in[layer]
-            bias = shape.biases[layer]
-            place = slice(shape.weights[layer], shape.weights[layer] + 2 * size * below)
-            by_bias = _parts_by_bias(of_result, results[layer + 1], activation)
-            torch.sum(by_bias, 0, out=of_weights[bias : bias + 2 * size].view(2, size))
-            by_weight = of_weights[place].view(2, size, below)
-            # one by one, as BLAS splits the sum over so many rows of one product only
-            for tower in range(2):
-                x_of_tower = x[tower] if x.dim() == 3 else x[:, :below]
-                torch.mm(of_result[tower].t(), x_of_tower, out=by_weight[tower])
-            if layer > 0:
-                weight_of_both = parameters[place].view(2, size, below)
-                of_result = torch.bmm(of_result, weight_of_both)
-        return 1, sums
+        return results
 
     def _launch_heads(
         self,
@@ -299,6 +275,35 @@ class WidePpoUpdate(PpoUpdate):
         )  # fmt: skip
         return gradient, sums
 
+    def _launch_backward(self, gradient: Tensor, results: list[Tensor]) -> None:
+        """Write the gradients of all parameters, from that by the outputs [2, B, WIDTH]."""
+        shape, parameters, of_parameters = self.shape, self.state.parameters, self.partial[0]
+        # through the heads, whose gradients have columns of padding
+        by_bias = _parts_by_bias(gradient, gradient, LINEAR.value).sum(0)
+        of_result = torch.empty_like(results[-1])
+        below = shape.sizes[-1]
+        for tower, width in enumerate((shape.num_outputs, 1)):
+            weight, bias = shape.heads[2 * tower : 2 * tower + 2]
+            place = slice(weight, weight + width * below)
+            used = gradient[tower, :, :width]
+            torch.mm(used.t(), results[-1][tower], out=of_parameters[place].view(width, below))
+            of_parameters[bias : bias + width].copy_(by_bias[tower, :width])
+            torch.mm(used, parameters[place].view(width, below), out=of_result[tower])
+        # layer after layer
+        for layer in reversed(range(len(shape.sizes))):
+            x, size, below = results[layer], shape.sizes[layer], _fan_in(shape, layer)
+            weight, bias = shape.weights[layer], shape.biases[layer]
+            place = slice(weight, weight + 2 * size * below)
+            parts = _parts_by_bias(of_result, results[layer + 1], ACTIVATIONS[shape.activation])
+            torch.sum(parts, 0, out=of_parameters[bias : bias + 2 * size].view(2, size))
+            by_weight = of_parameters[place].view(2, size, below)
+            # one by one, as BLAS splits the sum over so many rows of one product only
+            for tower in range(2):
+                x_of_tower = x[tower] if x.dim() == 3 else x[:, :below]
+                torch.mm(of_result[tower].t(), x_of_tower, out=by_weight[tower])
+            if layer > 0:
+                of_result = torch.bmm(of_result, parameters[place].view(2, size, below))
+
 
 def _parts_by_bias(gradient: Tensor, y: Tensor, activation: int) -> Tensor:
     """Sums over groups of rows [G, E, out] of gradient [E, B, out], which is taken through the
@@ -318,3 +323,8 @@ def _parts_by_bias(gradient: Tensor, y: Tensor, activation: int) -> Tensor:
 def _step_of(x: Tensor) -> int:
     """Numbers between the inputs of the two networks: 0 for observations, which they share."""
     return x.stride(0) if x.dim() == 3 else 0
+
+
+def _fan_in(shape: UpdateShape, layer: int) -> int:
+    """Numbers that a unit of the layer reads."""
+    return shape.sizes[layer - 1] if layer > 0 else shape.inputs
