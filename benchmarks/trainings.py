@@ -112,7 +112,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure, print and save."""
+    """Measure, print and save; 1 if nothing could be measured."""
     options = parse(words)
     device = choose_device(options.device)
     rows: list[Row] = []
@@ -128,7 +128,7 @@ def main(words: list[str] | None = None) -> int:
     lines = [[*(row[name] for name in columns), number(float(row["value"]))] for row in rows]
     where = f"written to {path}" if rows else "nothing was measured"
     print(f"\n{table([*columns, 'env-steps/s'], lines)}\n{where}\n")
-    return 0
+    return 0 if rows else 1
 
 
 if __name__ == "__main__":
