@@ -4,7 +4,7 @@ them with that choice made.
 Programs of a grid run in random order, never in theirs: the interpreter is serial, so only this
 shows what depends on order.
 Memory that a launcher allocates starts as NaN, and so does a masked load that names no `other`: on
-a GPU both hold anything.
+a GPU both hold anything. An address outside of a launch's tensors is an error (bounds.py).
 
 A test's tensors lie on DEVICE: what it makes without naming a device is moved there, and where it
 must name one it takes this. GPURL_KERNEL_DEVICE=cuda runs the tests on a GPU, compiled, once each.
@@ -24,6 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.fake_cuda import FakeCuda, place
+from tests.kernels.triton.bounds import check_bounds
 from tests.quick_interpreter import quicken
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -108,6 +109,12 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _filled_with_poison(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(77)
+
+
+@pytest.fixture(autouse=True)
+def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        check_bounds(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
