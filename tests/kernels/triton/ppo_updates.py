@@ -1,17 +1,20 @@
 """PPO's fused minibatch steps beside autograd on the same rollouts: for the tests of both."""
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
+from torch import Tensor
 
 from gpurl.algorithms.base import Metrics
 from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.engine.fused_update import FusedUpdate
+from gpurl.envs.torch_env import State
 from gpurl.guards.guards import Guards
 from gpurl.losses import ppo_loss
 from gpurl.nn.actor_critic import NetworkConfig
@@ -19,11 +22,13 @@ from tests.kernels.triton.conftest import DEVICE
 from tests.tiny_envs import RandomWalk
 
 NUM_ENVS = 27
-BOX = Box(-1.0, 1.0, (2,), np.float32)
-SPACES = {"gaussian": BOX, "squashed": BOX, "categorical": Discrete(3)}
+HEADS = ("gaussian", "squashed", "categorical")
 
 
-def made(head: str, kind: type[PPO] = PPO, **settings: Any) -> PPO:
+def made(head: str, kind: type[PPO] = PPO, inputs: int = 3, **settings: Any) -> PPO:
+    """outputs: actions of a Box, 2 if not given, or of a Discrete space, 3."""
+    outputs = settings.pop("outputs", 3 if head == "categorical" else 2)
+    box = Box(-1.0, 1.0, (outputs,), np.float32)
     network = settings.pop("network", {"hidden": (16, 32)})
     defaults = {"horizon": 6, "minibatches": 2, "epochs": 2, "learning_rate": 3e-3}
     if settings.get("epochs") == 1:
@@ -32,8 +37,8 @@ def made(head: str, kind: type[PPO] = PPO, **settings: Any) -> PPO:
     torch.manual_seed(0)
     algorithm = kind(
         PPOConfig(**settings, network=NetworkConfig(**network)),
-        RandomWalk(NUM_ENVS, DEVICE).single_observation_space,
-        SPACES[head],
+        Box(-np.inf, np.inf, (inputs,), np.float32),
+        Discrete(outputs) if head == "categorical" else box,
         NUM_ENVS,
         torch.device(DEVICE),
     )
@@ -42,9 +47,26 @@ def made(head: str, kind: type[PPO] = PPO, **settings: Any) -> PPO:
     return algorithm
 
 
+class Walk(RandomWalk):
+    """Of any number of observations, no two of them equal."""
+
+    def observe(self, state: State) -> Tensor:
+        x = super().observe(state)
+        column = torch.arange(math.prod(self.single_observation_space.shape), device=x.device)
+        return x[:, column % 3] * (1.0 - 0.01 * column) + 0.01 * column
+
+
+def walk_of(algorithm: PPO) -> Walk:
+    """An environment with the spaces of an algorithm."""
+    spaces = {
+        "single_observation_space": algorithm.observation_space,
+        "single_action_space": algorithm.action_space,
+    }
+    return type("Spacious", (Walk,), spaces)(NUM_ENVS, DEVICE)
+
+
 def played(algorithm: PPO) -> RolloutBuffer:
-    env, buffer = RandomWalk(NUM_ENVS, DEVICE), algorithm.make_buffer()
-    env.single_action_space = algorithm.action_space  # type: ignore[assignment]
+    env, buffer = walk_of(algorithm), algorithm.make_buffer()
     obs, _ = env.reset(seed=0)
     while not buffer.is_full:
         decision = algorithm.act(obs)
@@ -56,8 +78,7 @@ def played(algorithm: PPO) -> RolloutBuffer:
 
 def trained(algorithm: PPO, learner: Any, has_gaps: bool, iterations: int) -> list[Metrics]:
     """Play and learn; the metrics of each update."""
-    env = RandomWalk(NUM_ENVS, DEVICE)
-    env.single_action_space = algorithm.action_space  # type: ignore[assignment]
+    env = walk_of(algorithm)
     obs, _ = env.reset(seed=0)
     metrics = []
     for _ in range(iterations):
@@ -75,7 +96,7 @@ def trained(algorithm: PPO, learner: Any, has_gaps: bool, iterations: int) -> li
 
 
 def fused(algorithm: PPO) -> FusedUpdate:
-    env = RandomWalk(NUM_ENVS, DEVICE)
+    env = walk_of(algorithm)
     return FusedUpdate(algorithm, env, Guards("walk", algorithm, env, "raise"))
 
 
@@ -102,11 +123,11 @@ def check_against_autograd(head: str, settings: dict[str, Any], has_gaps: bool) 
 
 
 def check_against_float64(
-    head: str, clip_range_value: float | None, hidden: tuple[int, ...]
+    head: str, clip_range_value: float | None, hidden: tuple[int, ...], **spaces: int
 ) -> None:
-    """The gradient of one minibatch."""
+    """The gradient of one minibatch; spaces: `inputs` and `outputs` of `made`."""
     settings = {"minibatches": 1, "epochs": 1, "entropy_coef": 0.1, "network": {"hidden": hidden}}
-    algorithm = made(head, **settings, clip_range_value=clip_range_value)
+    algorithm = made(head, **settings, **spaces, clip_range_value=clip_range_value)
     network = copy.deepcopy(algorithm.network).double()
     policy = copy.deepcopy(algorithm.head).double()
     # the only minibatch of a rollout whose policy has moved since

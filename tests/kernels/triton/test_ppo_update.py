@@ -13,7 +13,7 @@ from gpurl.kernels import backend, ppo_update
 from gpurl.kernels.ppo_update import PpoUpdate
 from tests.kernels.triton.conftest import COMPILED_ON
 from tests.kernels.triton.ppo_updates import (
-    SPACES,
+    HEADS,
     check_against_autograd,
     check_against_float64,
     check_ten_iterations,
@@ -55,7 +55,7 @@ def _in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("head", SPACES)
+@pytest.mark.parametrize("head", HEADS)
 def test_it_learns_what_autograd_learns(
     head: str, settings: dict[str, Any], has_gaps: bool
 ) -> None:
@@ -77,12 +77,23 @@ def test_many_tiles_a_program_and_many_programs_add_up(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("clip_range_value", [None, 0.05])
-@pytest.mark.parametrize("head", SPACES)
+@pytest.mark.parametrize("head", HEADS)
 def test_the_gradient_is_that_of_float64(head: str, clip_range_value: float | None) -> None:
     check_against_float64(head, clip_range_value, (16, 32))
 
 
-@pytest.mark.parametrize("head", SPACES)
+@pytest.mark.parametrize(
+    ("hidden", "inputs", "outputs"), [((64, 64), 28, 8), ((64,), 3, 15), ((32, 64), 64, 31)]
+)
+@pytest.mark.parametrize("head", HEADS)
+def test_the_gradient_of_many_observations_and_actions_is_that_of_float64(
+    head: str, hidden: tuple[int, ...], inputs: int, outputs: int
+) -> None:
+    """Other tiles than for few, and the whole width of the heads."""
+    check_against_float64(head, None, hidden, inputs=inputs, outputs=outputs)
+
+
+@pytest.mark.parametrize("head", HEADS)
 def test_ten_iterations_stay_near_autograd(head: str) -> None:
     check_ten_iterations(head, 16)
 

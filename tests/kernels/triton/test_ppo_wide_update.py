@@ -7,7 +7,7 @@ import torch
 
 from gpurl.kernels import backend, ppo_wide_update
 from tests.kernels.triton.ppo_updates import (
-    SPACES,
+    HEADS,
     check_against_autograd,
     check_against_float64,
     check_ten_iterations,
@@ -32,7 +32,7 @@ def _in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("head", SPACES)
+@pytest.mark.parametrize("head", HEADS)
 def test_it_learns_what_autograd_learns(
     head: str, settings: dict[str, Any], has_gaps: bool
 ) -> None:
@@ -53,7 +53,7 @@ def test_any_split_of_the_sum_over_rows_gives_the_same_gradient(
 
 
 @pytest.mark.parametrize("clip_range_value", [None, 0.05])
-@pytest.mark.parametrize("head", SPACES)
+@pytest.mark.parametrize("head", HEADS)
 def test_the_gradient_is_that_of_float64(head: str, clip_range_value: float | None) -> None:
     check_against_float64(head, clip_range_value, (20, 75, 33))
 
