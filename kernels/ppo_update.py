@@ -44,7 +44,9 @@ TILE_ROWS = {
     "tf32x3": {16: 32, 32: 32, 64: 16},
     "tf32": {16: 64, 32: 32, 64: 32},
 }
-# of a program. With 8, and 16 rows a tile, Triton 3.6 makes a program that reads wrong addresses
+# of a program. With 8 each half takes 8 of the heads' 16 columns, by an instruction of Hopper that
+# reads behind its operand in shared memory, which Triton does not pad for it (triton issue 10629):
+# programs with 16 rows a tile read wrong addresses under Triton 3.6
 NUM_WARPS = 4
 MAX_OUTPUTS = 31  # with the value, a row of the heads has 32 numbers at most
 MAX_INPUTS = 64

@@ -881,6 +881,8 @@ def test_compiles_within_bounds(
     asm = compile_case(case, architecture).asm
     ptx = asm["ptx"]
     assert ("tt.dot" in asm["ttir"]) == (case.kernel in PRODUCTS)
+    # reads behind its operand in shared memory, which Triton does not pad (triton issue 10629)
+    assert "wgmma.mma_async.sync.aligned.m64n8k" not in ptx
     registers, stack, spilled = resources(capsys.readouterr().out)
     assert spilled <= case.spills
     assert stack <= case.stack
