@@ -265,10 +265,11 @@ TREES = {  # start, NVLink, network (us), bytes/s of one node and of several
 # an all-reduce of 4 KiB between nodes of H100 took 75 us where NCCL's model said 26 us
 # (github.com/NVIDIA/nccl/issues/1453)
 PESSIMISM = 3.0
-# a rank's iteration, docs/model_of_time.md: estimates, and those of a run whose update is captured
+# a rank's iteration without exchanges: by autograd in CUDA graphs, float32, as an H200 took it
+# (results/trainings_nvidia_h200.csv); ranks have no fused update
 PAPER = {
-    "chasing 64x64": {"seconds": 1.0e-3, "steps": 131_072, "minibatches": 16, "bytes": 41e3},
-    "robot 512x256x128": {"seconds": 35e-3, "steps": 98_304, "minibatches": 20, "bytes": 1.6e6},
+    "chasing 64x64": {"seconds": 6.5e-3, "steps": 131_072, "minibatches": 16, "bytes": 41e3},
+    "robot 512x256x128": {"seconds": 44e-3, "steps": 98_304, "minibatches": 20, "bytes": 1.6e6},
 }
 OTHER_EXCHANGES = 5  # an iteration, as counted: normalisers, advantages, rows that are valid
 PAPER_COUNTS = (1, 2, 8, 64, 256, 1000)

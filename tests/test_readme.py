@@ -75,6 +75,8 @@ TRAININGS: dict[str, tuple[list[str], float]] = {
         -18.0,
     ),
     "my_sim.py": (["ppo", "my_sim", *SMALL], -1e9),
+    # doing nothing gets about -50, the best possible about -1.5
+    "my_vec_env.py": (["ppo", "my_vec_env", "num_envs=64", "total_steps=100_000"], -10.0),
     "my_ppo.py": (["my_ppo", "chasing", *SMALL], -1e9),
     "my_sac.py": (["my_sac", "pendulum", *SMALL_REPLAY], -1e9),
     "my_trunk.py": (["ppo", "chasing", *SMALL, "--network", "my_trunk:Residual"], -1e9),
@@ -165,7 +167,11 @@ def test_a_working_directory_is_searched_by_the_command(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["my_random_env", "my_graded_env", "my_asymmetric_env", "my_gym", "my_slider"]
+    "name",
+    [
+        *("my_random_env", "my_graded_env", "my_asymmetric_env", "my_vec_env"),
+        *("my_gym", "my_slider"),
+    ],
 )
 def test_environments_keep_the_contract(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,7 @@ INTRODUCTION = """\
 
 `python -m benchmarks.learning.report` makes this page from the files of
 `learning` in [benchmarks/results](../benchmarks/results); nothing in it is written by hand.
-Every training ran with one thread, flash_sac- on MuJoCo at 100 k steps with two, from the preset of
+Every training ran with one thread, flash_sac on MuJoCo (100 k steps) with two, from the preset of
 its task and the settings at the end of this page. A return is the mean of 20 or more episodes of
 the last policy, acting greedily, on episodes that no evaluation on the way has played. **IQM** is
 the interquartile mean over seeds; the interval is a 95 % bootstrap over seeds, and over tasks

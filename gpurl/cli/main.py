@@ -29,8 +29,8 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train ALGORITHM ENV [settings]          train; --help shows the settings, --help-all all
   gpurl train --resume RUN [settings]           continue a run
   gpurl train ... --callback MODULE:CLASS       with your own callback
-  gpurl train ... --seeds 5                     five seeds at once, and their mean
-  gpurl train ... --seeds 5 --jobs 1            the same, a run of its own for each seed
+  gpurl train ... --seeds 5                     five seeds, and their mean
+  gpurl train ... --seeds 5 --jobs 1            a run of its own for each seed
   gpurl train ... --processes 4                 one agent on four GPUs
   gpurl train ... --population 5                five agents at once in one run
   gpurl tune ALGORITHM ENV [--trials 30]        search for good settings (needs Optuna)

@@ -138,9 +138,9 @@ CART_POLE: Preset = {
     "network": {"hidden": [64, 64]},
 }
 # IsaacGymEnvs' settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there; max_epochs
-# iterations give total_steps. Omitted is what PPO here does not have (bounds_loss_coef),
-# reward_shaper's scale, which normalised returns and advantages undo, and mixed_precision (Ant,
-# Anymal). rl_games checks the KL divergence after every minibatch (ShadowHand: every epoch)
+# iterations give total_steps. Omitted are reward_shaper's scale, which normalised returns and
+# advantages undo, and mixed_precision. rl_games checks the KL divergence after every minibatch
+# (ShadowHand: every epoch)
 ISAAC_NETWORK: dict[str, Json] = {"activation": "elu", "shared": True, "init": "uniform"}
 ISAAC_GYM: Preset = {
     "num_envs": 4096,
@@ -274,7 +274,7 @@ SIZES = ("num_envs", "horizon", "epochs", "minibatches", "learning_rate", "sched
 
 
 def _isaac_gym(hidden: list[Json], **changes: Json) -> Preset:
-    return {"network": ISAAC_NETWORK | {"hidden": hidden}, **changes}
+    return {"network": ISAAC_NETWORK | {"hidden": hidden}, "bounds_coef": 1e-4, **changes}
 
 
 # by algorithm and environment; "*": every environment, overridden by its own preset
@@ -339,7 +339,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "isaac_lab"): NAMED["isaac"] | {"preset": "isaac"},
     ("ppo", "torch_vector:mjlab"): NAMED["mjlab"] | {"preset": "mjlab"},
     ("ppo", "isaac_gym"): ISAAC_GYM,
-    ("ppo", "isaac_gym:Ant"): {"max_grad_norm": None},
+    ("ppo", "isaac_gym:Ant"): {"max_grad_norm": None, "bounds_coef": 1e-4},
     ("ppo", "isaac_gym:Humanoid"): _isaac_gym(
         [400, 200, 100],
         horizon=32,
@@ -352,7 +352,9 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "isaac_gym:Cartpole"): _isaac_gym(
         [32, 32], num_envs=512, epochs=8, minibatches=1, value_coef=2.0, total_steps=819_200
     ),
-    ("ppo", "isaac_gym:Anymal"): dict(horizon=24, epochs=5, minibatches=3, total_steps=98_304_000),
+    ("ppo", "isaac_gym:Anymal"): dict(
+        horizon=24, epochs=5, minibatches=3, total_steps=98_304_000, bounds_coef=1e-3
+    ),
     ("ppo", "isaac_gym:ShadowHand"): _isaac_gym(
         [512, 512, 256, 128],
         num_envs=16384,

@@ -156,7 +156,7 @@ class TrainConfig:
     stack: str = "off"
     """Compute the members of a population side by side, each operation one launch for all (on), in
     turn, each by the fastest engine that it has alone (off), or auto: on on a GPU for algorithms
-    and networks of gpurl. Not run on a GPU yet.
+    and networks of gpurl. Measured on a GPU for ppo only.
     """
     asynchronous: bool = False
     """Play the next rollout while the last one is learned from, by ppo or a2c; for simulators that

@@ -22,7 +22,7 @@ def test_a_task_of_an_adapter_adds_to_what_all_of_them_share() -> None:
     shared, ant, humanoid = (
         preset("ppo", f"isaac_gym{task}") for task in ("", ":Ant", ":Humanoid")
     )
-    assert ant == shared | {"max_grad_norm": None}
+    assert ant == shared | {"max_grad_norm": None, "bounds_coef": 1e-4}
     assert preset("ppo", "isaac_gym:Trifinger") == shared
     assert humanoid["gamma"] == shared["gamma"]
     assert humanoid["network"] == shared["network"] | {"hidden": [400, 200, 100]}
@@ -30,23 +30,24 @@ def test_a_task_of_an_adapter_adds_to_what_all_of_them_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "minibatch_size", "max_epochs"),
+    ("task", "minibatch_size", "max_epochs", "bounds_loss_coef"),
     [
-        ("Ant", 32768, 500),
-        ("Humanoid", 32768, 1000),
-        ("Cartpole", 8192, 100),
-        ("Anymal", 32768, 1000),
-        ("ShadowHand", 32768, 5000),
+        ("Ant", 32768, 500, 1e-4),
+        ("Humanoid", 32768, 1000, 1e-4),
+        ("Cartpole", 8192, 100, 1e-4),
+        ("Anymal", 32768, 1000, 1e-3),
+        ("ShadowHand", 32768, 5000, 1e-4),
     ],
 )
 def test_isaac_gyms_presets_are_what_was_published(
-    task: str, minibatch_size: int, max_epochs: int
+    task: str, minibatch_size: int, max_epochs: int, bounds_loss_coef: float
 ) -> None:
     """As cfg/train/*PPO.yaml and the numEnvs of cfg/task/*.yaml say."""
     settings = make_settings("ppo", f"isaac_gym:{task}")
     rows = settings.train.num_envs * settings.algorithm_config.horizon
     assert rows == minibatch_size * settings.algorithm_config.minibatches
     assert settings.train.total_steps == rows * max_epochs
+    assert settings.algorithm_config.bounds_coef == bounds_loss_coef
 
 
 @pytest.mark.parametrize(("algorithm", "env"), [key for key in PRESETS if key[1] != "*"], ids=str)
