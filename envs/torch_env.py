@@ -347,7 +347,11 @@ class TorchEnv(CountingEnv):
         if host_sync_is_free(self.device):
             self._state = state
         elif self._state is None:
-            self._state = {name: value.clone() for name, value in state.items()}
+            # in rows, as kernels read it: a clone keeps the strides of a transposed tensor
+            self._state = {
+                name: value.clone(memory_format=torch.contiguous_format)
+                for name, value in state.items()
+            }
         else:
             torch._foreach_copy_(list(self._state.values()), [state[name] for name in self._state])
 

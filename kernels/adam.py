@@ -177,6 +177,7 @@ def begin_step(
     bad_losses = tl.sum(tl.where(tl.abs(loss) < float("inf"), 0, 1), axis=0)
     is_finite = (norm <= largest_norm) & (bad_losses == 0)  # false for NaN
     step = tl.load(step_ptr) + is_finite.to(tl.int64)
+    tl.debug_barrier()  # every thread has read the step before one writes
     tl.store(step_ptr, step)
     # bias corrections, clip and rate; the betas come from memory, as a Python float would arrive as
     # float32
@@ -199,10 +200,13 @@ def begin_step(
         in_a_row = (tl.load(counts_ptr + 2) + 1) * bad
         first = tl.load(counts_ptr + 4)
         is_first = (bad != 0) & (first == 0)
+        all_bad = tl.load(counts_ptr + 1) + bad
+        most_in_a_row = tl.maximum(tl.load(counts_ptr + 3), in_a_row)
+        tl.debug_barrier()  # the same for the counts
         tl.store(counts_ptr, num_steps)
-        tl.store(counts_ptr + 1, tl.load(counts_ptr + 1) + bad)
+        tl.store(counts_ptr + 1, all_bad)
         tl.store(counts_ptr + 2, in_a_row)
-        tl.store(counts_ptr + 3, tl.maximum(tl.load(counts_ptr + 3), in_a_row))
+        tl.store(counts_ptr + 3, most_in_a_row)
         tl.store(counts_ptr + 4, tl.where(is_first, num_steps, first))
         tl.store(first_losses_ptr + lane, loss, mask=(lane < num_losses) & is_first)
         tl.store(scalar_ptr + 5, is_first.to(tl.float32))

@@ -165,6 +165,7 @@ def find_kernel(
         if HAS_VALID:
             was_valid = tl.load(valid_ptr + row, mask=inside, other=0) != 0
             bad = bad & was_valid
+            tl.debug_barrier()  # warps may have copies of a tile: all have read before one writes
             tl.store(valid_ptr + row, (was_valid & (bad == 0)).to(tl.uint8), mask=inside)
         else:
             tl.store(valid_ptr + row, (bad == 0).to(tl.uint8), mask=inside)

@@ -168,6 +168,7 @@ def merge_moments_kernel(
     takes = (count > 0.0) & (tl.abs(variance) < float("inf")) & (tl.abs(mean) < float("inf"))
     mean = tl.where(takes, mean, old_mean)
     variance = tl.where(takes, variance, old_variance)
+    tl.debug_barrier()  # every thread has read its columns before one writes
     tl.store(mean_ptr + column, mean, mask=inside)
     tl.store(variance_ptr + column, variance, mask=inside)
     tl.store(shift_ptr + column, mean.to(tl.float32), mask=inside)

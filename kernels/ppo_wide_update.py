@@ -54,6 +54,16 @@ class Tile(NamedTuple):
 TILES = {"tf32x3": Tile(64, 64, 32, 4), "tf32": Tile(128, 128, 32, 8)}
 
 
+def pipeline_stages(device: torch.device) -> int:
+    """Tiles of a product that are under way at once. On Blackwell Triton before 3.7 lacks a barrier
+    where they are more than one (triton issue 9871).
+    """
+    if device.type != "cuda" or torch.cuda.get_device_properties(device).major < 10:
+        return 3  # Triton's own
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    return 1 if version < (3, 7) else 3
+
+
 @triton.jit
 def layer_forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr,
@@ -240,7 +250,7 @@ class WidePpoUpdate(PpoUpdate):
                 count, _fan_in(shape, layer), size, x.stride(-2), _step_of(x),
                 ACTIVATION=ACTIVATIONS[shape.activation], PRECISION=shape.precision,
                 BLOCK_ROWS=tile.rows, BLOCK_OUT=tile.columns, BLOCK_K=tile.depth,
-                num_warps=tile.num_warps,
+                num_warps=tile.num_warps, num_stages=pipeline_stages(rows.device),
             )  # fmt: skip
             results.append(y)
         return results
@@ -272,6 +282,7 @@ class WidePpoUpdate(PpoUpdate):
             ROW_WIDTH=rows.shape[1], SUMS_WIDTH=SUMS, LOG_STDS=LOG_STDS_AT,
             PRECISION=HEAD_PRECISION, WIDTH=width, BLOCK=HEAD_ROWS,
             BLOCK_K=TILES[HEAD_PRECISION].depth, num_warps=4,
+            num_stages=pipeline_stages(rows.device),
         )  # fmt: skip
         return gradient, sums
 

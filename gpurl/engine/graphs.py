@@ -125,7 +125,7 @@ class GraphLevel(ABC):
         self.backend = backend
         self.learning_backend = learning_backend or backend
         # a copy of its own: environments must not overwrite it
-        eager.obs = eager.obs.clone()
+        eager.obs = eager.obs.clone(memory_format=torch.contiguous_format)
         eager.in_place = True
         self.is_captured = False
         # the first place where a warm-up waited for the device

@@ -95,9 +95,10 @@ class PersistentRollout(Eager):
     def collect(self) -> None:
         """Play all steps of the buffer from `self.obs` [N, D], which is updated in place."""
         buffer = self.buffer
-        # columns that the kernel writes
+        # at first: columns that the kernel writes, and observations in rows, as it reads them
         if not buffer.columns:
             buffer.set_columns(self._columns(buffer.horizon)._asdict())
+            self.obs = self.obs.contiguous()
         # play, and keep the newest finished episodes
         in_triton = self.env.in_triton()
         random = self.algorithm.action_random

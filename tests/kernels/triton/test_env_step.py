@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.registry import env_names, make_env, resolve_env
-from gpurl.envs.torch_env import TorchEnv
+from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.envs.vec_env import Timestep
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.kernels.random import CounterRandom
 from tests.kernels.triton.conftest import DEVICE
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -89,3 +91,24 @@ def test_without_a_time_limit_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch
         env.episode_length_buf.fill_(2**40)
         assert not bool(env.step(torch.zeros(3, 1)).truncated.any())
         assert env.episode_length_buf.tolist() == [2**40 + 1] * 3
+
+
+class ColumnsFirst(Pendulum):
+    """Pendulum, whose first observations lie in memory column by column."""
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        state = super().initial_state(rng)
+        return state | {"obs": state["obs"].t().contiguous().t()}
+
+
+def test_a_state_that_is_transposed_in_memory_is_read_in_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend, "choice", "triton")
+    observed = []
+    with no_host_syncs():
+        for kind in (Pendulum, ColumnsFirst):
+            env = kind(5, DEVICE, 3)
+            env.reset(seed=5)
+            observed.append(env.step(torch.full((5, 1), 0.3)).obs.clone())
+    torch.testing.assert_close(*observed)

@@ -1,9 +1,11 @@
 """PPO's fused minibatch steps, for layers of any width."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
 
 from gpurl.kernels import backend, ppo_wide_update
 from tests.kernels.triton.ppo_updates import (
@@ -60,3 +62,17 @@ def test_the_gradient_is_that_of_float64(head: str, clip_range_value: float | No
 
 def test_ten_iterations_stay_near_autograd() -> None:
     check_ten_iterations("gaussian", 70)
+
+
+@pytest.mark.parametrize(
+    ("major", "version", "stages"),
+    [(9, "3.6.0", 3), (10, "3.6.0", 1), (12, "3.6.1", 1), (10, "3.7.1", 3), (10, "3.10.0", 3)],
+)
+def test_products_are_not_pipelined_where_triton_lacks_a_barrier(
+    major: int, version: str, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(major=major)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(triton, "__version__", version)
+    assert ppo_wide_update.pipeline_stages(torch.device("cuda")) == stages
+    assert ppo_wide_update.pipeline_stages(torch.device("cpu")) == 3
