@@ -19,6 +19,7 @@ from typing import Any
 
 import gymnasium
 import torch
+from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from gpurl.envs._torch_tasks import parse_overrides, set_values
@@ -78,6 +79,10 @@ class IsaacLab(TorchVector):
             state_groups=state_groups,
             env=env,
         )
+        if isinstance(self._attribute("single_action_space"), Discrete):
+            # its choices are [N, 1]
+            decode = self._decode
+            self._decode = lambda actions: decode(actions).unsqueeze(1)
         self.task = task
         self.overrides = overrides
         self.cameras = cameras
@@ -103,12 +108,23 @@ class IsaacLab(TorchVector):
         inner._reset_idx(index.int())
         inner.scene.write_data_to_sim()
         inner.sim.forward()
+        if _renders(inner):  # else cameras have pictures of before
+            for _ in range(getattr(inner.cfg, "num_rerenders_on_reset", 0)):
+                inner.sim.render()
         return inner._get_observations(), True
 
     def close_extras(self, **kwargs: object) -> None:
         super().close_extras(**kwargs)
         if self in _living:
             _living.remove(self)
+
+
+def _renders(inner: Any) -> bool:
+    """Whether sensors of the environment read rendered pictures: in version 3 an attribute, in
+    version 2 a function of the simulation.
+    """
+    has_sensors = getattr(inner, "has_rtx_sensors", getattr(inner.sim, "has_rtx_sensors", False))
+    return bool(has_sensors() if callable(has_sensors) else has_sensors)
 
 
 def _make(

@@ -108,7 +108,7 @@ class TorchVector(CountingEnv):
         self._log_terms: Info = {}  # info["log"]
         self._steps = 0
         # without a promise the last observations are kept, in case that they become final ones
-        is_same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        is_same_step = self._mode == AutoresetMode.SAME_STEP
         self._returns_final_obs = not is_same_step or self._promises_final_obs()
         self._has_returned_final_obs = False
 
@@ -139,6 +139,7 @@ class TorchVector(CountingEnv):
         chosen = self.obs_groups.split(), self.state_groups.split()
         if not any(chosen):
             chosen = registered_groups(self.task)
+        self._policy_groups = chosen[0]
         groups = make_groups(observation, self._arrays, *chosen)
         if groups.unread and not any(chosen):
             self._warn_of_unread(groups.unread)
@@ -154,7 +155,9 @@ class TorchVector(CountingEnv):
             action, self._simulator, self.action_limit
         )
         # ends of episodes
-        self.autoreset_mode = self._find_mode()
+        self._mode = self._find_mode()
+        if self._mode == AutoresetMode.NEXT_STEP:  # otherwise the next episode begins in `step`
+            self.autoreset_mode = AutoresetMode.NEXT_STEP
         self._is_finite_horizon = bool(getattr(self._attribute("cfg"), "is_finite_horizon", False))
         limit = (
             self._attribute("max_episode_length")
@@ -170,9 +173,12 @@ class TorchVector(CountingEnv):
 
     def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
         inner = self._attribute("unwrapped") or self._env
+        names = None
         # managers know the order of one row, not that of groups or of a Dict of terms
-        is_row = not self.obs_groups and not isinstance(self.single_observation_space, GroupedBox)
-        return observation_names(inner) if is_row else None, action_names(inner)
+        is_row = not isinstance(self.single_observation_space, GroupedBox)
+        if is_row and len(self._policy_groups) < 2:
+            names = observation_names(inner, *self._policy_groups)
+        return names, action_names(inner)
 
     def robot(self) -> Info:
         return describe_robot(self._attribute("unwrapped") or self._env)
@@ -225,6 +231,8 @@ class TorchVector(CountingEnv):
             obs = self._encode("reset", batch)
             self._done = torch.zeros_like(self._done)
             self._restart_clocks()
+            # some of Isaac Lab's tasks begin at random clocks when all restart, as staggering does
+            self.stagger(torch.zeros_like(self.episode_length_buf))
         else:
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
             obs = self._reset_rows(mask, self._last, seed, others)
@@ -252,7 +260,7 @@ class TorchVector(CountingEnv):
         if self._is_finite_horizon:
             terminated = terminated | truncated
         valid = None
-        if self.autoreset_mode == AutoresetMode.NEXT_STEP:
+        if self._mode == AutoresetMode.NEXT_STEP:
             valid = ~self._done
             reward = torch.where(valid, reward, 0.0)
         # observations, then statistics
@@ -279,16 +287,15 @@ class TorchVector(CountingEnv):
         """(next observations, true successors), each obs and state, of a step that returned
         `obs`.
         """
-        if self.autoreset_mode == AutoresetMode.NEXT_STEP:
+        if self._mode == AutoresetMode.NEXT_STEP:
             return obs, obs
-        if self.autoreset_mode == AutoresetMode.DISABLED:
+        if self._mode == AutoresetMode.DISABLED:
             # a reset takes indices and is expensive, so the host reads whether one is needed
             return (self._reset_rows(done, obs, None, {}) if bool(done.any()) else obs), obs
         # SAME_STEP: the final observations of this step, or else the last observations
         final = next((extras[key] for key in FINAL_KEYS if key in extras), None)
         if final is not None:  # of all environments; it may be left from an earlier step
             last = self._encode("step: final_obs", final)
-            self._returns_final_obs = False
             self._has_returned_final_obs = True
         else:
             assert self._last is not None

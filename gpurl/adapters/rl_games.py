@@ -1,5 +1,6 @@
 """Our environments as an rl_games IVecEnv, registered under a name: tensors stay on the device."""
 
+import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.ivecenv import IVecEnv
@@ -17,7 +18,8 @@ class RlGamesEnv(IVecEnv):
     central value.
 
     rl_games adds gamma V(s_t) to the reward of a time-out (value_bootstrap), the value of the
-    observation before it, and has no place for final_obs. It clips actions itself (clip_actions).
+    observation before it, and has no place for final_obs. It clips actions itself (clip_actions):
+    a Box without limits is -1 to 1 for it, which it would scale to NaN otherwise.
     Its checkpoints hold the environments' state; after a restore it begins new episodes.
     """
 
@@ -50,6 +52,10 @@ class RlGamesEnv(IVecEnv):
         action_space = self.env.single_action_space
         if isinstance(action_space, MultiDiscrete):
             action_space = Tuple([Discrete(int(count)) for count in action_space.nvec])
+        if isinstance(action_space, Box):
+            low = np.where(np.isinf(action_space.low), -1.0, action_space.low)
+            high = np.where(np.isinf(action_space.high), 1.0, action_space.high)
+            action_space = Box(low.astype(np.float32), high.astype(np.float32))
         return {
             "observation_space": self.env.single_observation_space,
             "action_space": action_space,
@@ -58,6 +64,19 @@ class RlGamesEnv(IVecEnv):
             "agents": 1,
             "value_size": 1,
         }
+
+    @property
+    def observation_space(self) -> object:
+        """Of one environment; playing asks for it so."""
+        return self.get_env_info()["observation_space"]
+
+    @property
+    def action_space(self) -> object:
+        """Of one environment."""
+        return self.get_env_info()["action_space"]
+
+    def close(self) -> None:
+        self.env.close()
 
     def get_env_state(self) -> dict[str, object]:
         """The state that `set_env_state` restores."""

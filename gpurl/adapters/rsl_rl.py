@@ -38,6 +38,16 @@ class RslRlEnv(RslRlVecEnv):
         self._observations = self._groups(obs, info.get("state"))
 
     @property
+    def unwrapped(self) -> "RslRlEnv":
+        """Where random network distillation looks for `step_dt`."""
+        return self
+
+    @property
+    def step_dt(self) -> float:
+        """Simulated seconds of a step, 1 where the task does not know them."""
+        return self.env.control_step or 1.0
+
+    @property
     def episode_length_buf(self) -> Tensor:  # type: ignore[override]
         """[N] int64 episode clocks; setting them staggers the first episodes."""
         return self.env.episode_length_buf

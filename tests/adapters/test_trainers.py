@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -69,6 +71,10 @@ def test_rsl_rls_critic_sees_the_state() -> None:
     groups, _, _, extras = env.step(torch.zeros(2, 1))
     assert groups["critic"].tolist() == extras["final_obs"]["critic"].tolist() == [[0.0, 1.0]] * 2
     assert groups["policy"].shape == (2, 3)
+    # random network distillation scales its reward by the time of a step
+    assert env.unwrapped.step_dt == 1.0
+    env.env.control_step = 0.02
+    assert env.unwrapped.step_dt == 0.02
     with pytest.raises(UsageError, match="draws actions from Gaussians"):
         adapters.to_rsl_rl(env_of("cart_pole"))
 
@@ -299,6 +305,11 @@ def test_rl_games_bootstraps_time_outs(name: str, tmp_path: Path) -> None:
     )
     assert_same(stored["dones"][1:], (played["terminated"] | played["truncated"])[:-1])
     assert played["truncated"].any()
+    # and playing
+    params["config"]["player"] = {"games_num": 2, "print_stats": False}
+    runner = Runner()
+    runner.load_config(params)
+    runner.run({"train": False, "play": True})
     with pytest.raises(UsageError, match="num_actors in rl_games' configuration is 5, but"):
         vecenv.create_vec_env(name, 5)
 
@@ -317,6 +328,21 @@ def test_rl_games_keeps_the_environments_state() -> None:
     assert env.step(torch.zeros(2, 1))[0]["states"].tolist() == [[0.0, 1.0]] * 2
     with pytest.raises(UsageError, match="rl_games takes one agent with actions of one axis"):
         adapters.to_rl_games(Walkers(2))
+
+
+class Unlimited(RandomWalk):
+    single_action_space = Box(
+        np.array([-np.inf, -3.0], np.float32), np.array([np.inf, np.inf], np.float32)
+    )
+
+
+def test_rl_games_gets_limits_where_a_box_has_none() -> None:
+    """It scales clipped actions to the limits: infinite ones would make them NaN."""
+    pytest.importorskip("rl_games")
+    env = adapters.to_rl_games(Unlimited(2), "unlimited")
+    limits = Box(np.array([-1.0, -3.0], np.float32), np.array([1.0, 1.0], np.float32))
+    assert env.action_space == env.get_env_info()["action_space"] == limits
+    assert env.observation_space == Unlimited.single_observation_space
 
 
 # all that keep tensors

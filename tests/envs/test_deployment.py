@@ -81,42 +81,119 @@ def managed(legs: Any, hand: Any) -> Any:
     )
 
 
+class Term:
+    """Of actions."""
+
+    def __init__(self, **more: Any) -> None:
+        vars(self).update(more)
+
+
+class JointPositionAction(Term):
+    pass
+
+
+class SlowJointPositionAction(JointPositionAction):
+    pass
+
+
+class JointVelocityAction(Term):
+    pass
+
+
+class DifferentialInverseKinematicsAction(Term):
+    pass
+
+
+def robot_of(**data: Any) -> Any:
+    return SimpleNamespace(joint_names=["knee", "hip", "finger"], data=SimpleNamespace(**data))
+
+
 def test_a_robot_of_managers() -> None:
-    joints = ["knee", "hip", "finger"]
-    columns = {"default_joint_pos": [[0.1, 0.2, 0.3], [9.0, 9.0, 9.0]]}
-    data = SimpleNamespace(**{name: torch.tensor(rows) for name, rows in columns.items()})
     # Isaac Lab 3 wraps arrays of Warp
-    data.joint_stiffness = SimpleNamespace(torch=torch.tensor([[20.0, 30.0, 1.0]]))
-    robot = SimpleNamespace(joint_names=joints, data=data)
-    legs = SimpleNamespace(
+    robot = robot_of(
+        default_joint_pos=torch.tensor([[0.1, 0.2, 0.3], [9.0, 9.0, 9.0]]),
+        joint_stiffness=SimpleNamespace(torch=torch.tensor([[20.0, 30.0, 1.0]])),
+    )
+    legs = JointPositionAction(
         _entity=robot,
         _target_names=["hip", "knee"],
         action_dim=2,
         _scale=torch.tensor([[0.5, 0.25], [0.5, 0.25]]),
         _offset=torch.tensor([[0.2, 0.1], [0.2, 0.1]]),
     )
-    hand = SimpleNamespace(_asset=robot, action_dim=1, _scale=2.0, _joint_names=["finger"])
+    hand = SlowJointPositionAction(_asset=robot, action_dim=1, _scale=2.0, _joint_names=["finger"])
     env = managed(legs, hand)
     assert observation_names(env) == ["speed", *(f"joints {place}" for place in range(4))]
+    assert observation_names(env, "critic") == ["height"]
+    assert observation_names(env, "camera") is None
     assert action_names(env) == ["hip", "knee", "finger"]
     assert describe_robot(env) == {
+        "action_terms": ["JointPositionAction"] * 2 + ["SlowJointPositionAction"],
         "action_scale": [0.5, 0.25, 2.0],
         "action_offset": pytest.approx([0.2, 0.1, 0.0]),
-        "joint_names": joints,
+        "joint_names": ["knee", "hip", "finger"],
         "default_joint_pos": pytest.approx([0.1, 0.2, 0.3]),
         "joint_stiffness": [20.0, 30.0, 1.0],
     }
 
 
-def test_what_is_no_joint_and_two_robots() -> None:
-    legs = SimpleNamespace(_entity=object(), action_dim=2)
-    hand = SimpleNamespace(_entity=object(), action_dim=1, _target_names=["a", "b"])
-    env = managed(legs, hand)
-    assert action_names(env) == ["legs 0", "legs 1", "hand"]  # names of another number
-    assert describe_robot(env) == {
-        "action_scale": [1.0, 1.0, 1.0],
-        "action_offset": [0.0, 0.0, 0.0],
+@pytest.mark.parametrize("joints", [[2, 0], torch.tensor([2, 0])])
+def test_gains_of_actuators_that_compute_torques(joints: Any) -> None:
+    """As Isaac Lab's DCMotor: the simulator has none."""
+    zeros = torch.zeros(1, 3)
+    robot = robot_of(joint_stiffness=zeros, joint_damping=zeros)
+    robot.actuators = {
+        "legs": SimpleNamespace(
+            joint_indices=joints,
+            stiffness=torch.tensor([[25.0, 30.0]]),
+            damping=SimpleNamespace(torch=torch.tensor([[0.5, 0.75]])),
+        )
     }
+    term = JointPositionAction(_asset=robot, action_dim=3)
+    described = describe_robot(managed(term, Term(_asset=robot, action_dim=0)))
+    assert described["joint_stiffness"] == [30.0, 0.0, 25.0]
+    assert described["joint_damping"] == [0.75, 0.0, 0.5]
+    robot.actuators["legs"].joint_indices = slice(None)
+    robot.actuators["legs"].stiffness = torch.tensor([[1.0, 2.0, 3.0]])
+    robot.actuators["legs"].damping = None
+    described = describe_robot(managed(term, Term(_asset=robot, action_dim=0)))
+    assert described["joint_stiffness"] == [1.0, 2.0, 3.0]
+    assert described["joint_damping"] == [0.0, 0.0, 0.0]
+
+
+def test_gains_of_mjlabs_actuators() -> None:
+    """Its data has none: those of an ideal controller are tensors, others stand in `cfg`."""
+    robot = robot_of()
+    builtin = SimpleNamespace(stiffness=20.0, damping=2)
+    robot.actuators = [
+        SimpleNamespace(target_names=["finger", "knee"], cfg=builtin),
+        SimpleNamespace(target_names=["hip"], stiffness=torch.tensor([[7.0]]), cfg=None),
+        SimpleNamespace(target_names=["tendon"], stiffness=torch.tensor([[9.0]]), cfg=builtin),
+    ]
+    term = JointPositionAction(_entity=robot, action_dim=3)
+    described = describe_robot(managed(term, Term(_entity=robot, action_dim=0)))
+    assert described["joint_stiffness"] == [20.0, 7.0, 20.0]
+    assert described["joint_damping"] == [2.0, 0.0, 2.0]
+
+
+def test_targets_that_are_clipped() -> None:
+    clip = torch.tensor([[[-1.0, 2.0], [-float("inf"), 0.5]]])
+    legs = JointPositionAction(_asset=None, action_dim=2, _clip=clip)
+    described = describe_robot(managed(legs, JointPositionAction(_asset=None, action_dim=1)))
+    assert described["action_low"] == [-1.0, "-inf", "-inf"]
+    assert described["action_high"] == [2.0, 0.5, "inf"]
+
+
+def test_what_is_no_position_of_joints() -> None:
+    legs = JointVelocityAction(_entity=object(), action_dim=2, _joint_names=["a", "b"])
+    hand = Term(_entity=object(), action_dim=1, _target_names=["a", "b"])
+    env = managed(legs, hand)
+    assert action_names(env) == ["a", "b", "hand"]  # names of another number
+    assert describe_robot(env) == {"action_terms": ["JointVelocityAction"] * 2 + ["Term"]}
+    # a pose of as many numbers as the arm has joints
+    joints = {"_joint_names": ["a", "b"]}
+    arm = DifferentialInverseKinematicsAction(_asset=object(), action_dim=2, **joints)
+    assert action_names(managed(arm, hand)) == ["legs 0", "legs 1", "hand"]
     plain = SimpleNamespace()
     assert observation_names(plain) is None
     assert action_names(plain) is None

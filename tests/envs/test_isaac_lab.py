@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
 
 import gpurl
 from gpurl.cli.check_env import check_env
@@ -287,3 +287,66 @@ def test_a_real_task() -> None:
     assert obs.isfinite().all()
     assert env.episode_length_buf.max() <= 8
     env.close()
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_all_begin_at_clock_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all restart some of Isaac Lab's tasks begin at random clocks: the first episodes of an
+    evaluation would end too early.
+    """
+    env = make_env(f"isaac_lab:{TASKS[0]}", 4)
+    inner = env._env.unwrapped
+    restart = inner._reset_idx
+
+    def restart_at_random_clocks(env_ids: torch.Tensor) -> None:
+        restart(env_ids)
+        if len(env_ids) == 4:
+            inner.episode_length_buf[:] = torch.tensor([3, 1, 2, 4])
+
+    monkeypatch.setattr(inner, "_reset_idx", restart_at_random_clocks)
+    env.reset()
+    assert inner.episode_length_buf.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_choices_are_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Isaac Lab has them."""
+    make, actions = isaac_lab._make, []
+
+    def make_with_choices(*arguments: Any) -> gymnasium.Env:
+        env = make(*arguments)
+        inner: Any = env.unwrapped
+        inner.single_action_space, step = Discrete(3), inner.step
+
+        def record(action: torch.Tensor) -> Any:
+            actions.append(action)
+            return step(action.float())
+
+        inner.step = record
+        return env
+
+    monkeypatch.setattr(isaac_lab, "_make", make_with_choices)
+    env = make_env(f"isaac_lab:{TASKS[0]}", 4)
+    env.reset()
+    env.step(torch.tensor([0, 1, 2, 1]))
+    assert actions[0].tolist() == [[0], [1], [2], [1]]
+    assert actions[0].dtype == torch.int64
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("version", [2, 3])
+def test_cameras_see_what_begins_in_a_reset_of_some(version: int) -> None:
+    env = make_env(f"isaac_lab:{TASKS[0]}", 4)
+    env.reset()
+    inner, calls = env._env.unwrapped, []
+    inner.sim.render = lambda: calls.append("render")
+    if version == 2:
+        inner.sim.has_rtx_sensors = lambda: True
+    else:
+        inner.has_rtx_sensors = True
+    some = {"reset_mask": torch.tensor([True, False, False, False])}
+    env.reset(options=some)
+    assert not calls  # without the setting
+    inner.cfg.num_rerenders_on_reset = 2
+    env.reset(options=some)
+    assert calls == ["render"] * 2

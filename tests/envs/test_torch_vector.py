@@ -72,7 +72,7 @@ def mjlab(overrides: str = "") -> TorchVector:
 def test_every_mode_gives_the_true_transitions(mode: AutoresetMode) -> None:
     env = TorchVector(4, env=WalkVector(4, mode))
     assert env.autoreset_mode == (
-        AutoresetMode.NEXT_STEP if mode == AutoresetMode.NEXT_STEP else mode
+        AutoresetMode.NEXT_STEP if mode == AutoresetMode.NEXT_STEP else AutoresetMode.SAME_STEP
     )
     assert_true_transitions(env)
     assert_true_transitions(env, seed=8)
@@ -378,11 +378,13 @@ def test_an_option_names_the_groups() -> None:
 def test_names_of_managers_are_those_of_the_group_that_is_read() -> None:
     rich = Rich()
     rich.observation_manager = SimpleNamespace(
-        active_terms={"policy": ["speed", "height"]}, group_obs_term_dim={"policy": [(1,), (1,)]}
+        active_terms={"policy": ["speed", "height"], "critic": ["load"]},
+        group_obs_term_dim={"policy": [(1,), (1,)], "critic": [(2,)]},
     )
     assert TorchVector(2, env=rich).known_names()[0] == ["speed", "height"]
-    # other groups, as wide or not
-    assert TorchVector(2, env=rich, obs_groups="critic").known_names()[0] is None
+    assert TorchVector(2, env=rich, obs_groups="critic").known_names()[0] == ["load 0", "load 1"]
+    # a group that managers do not know, and several
+    assert TorchVector(2, env=rich, obs_groups="depth").known_names()[0] is None
     assert TorchVector(2, env=rich, obs_groups="policy depth").known_names()[0] is None
 
 
