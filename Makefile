@@ -76,7 +76,7 @@ peers: setup
 # those trainers on our environments, in the same environment: what they store is what was played
 outward: setup
 	$(BIN)/python -m benchmarks.peers.installation
-	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest tests/adapters
+	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest tests/adapters tests/cli/test_foreign_policies.py
 
 # on a machine with a GPU and no network, with the Python there that has torch (PYTHON=...): measurements, then tests, 9 minutes each;
 # ARGS="--half measure" or "--half tests" runs one of them

@@ -91,7 +91,7 @@ def skrl_agent(env: Any, horizon: int, has_final_obs: bool) -> Any:
 
     quiet = {"experiment": {"write_interval": 0, "checkpoint_interval": 0}}
     return (with_final_obs(PPO) if has_final_obs else PPO)(
-        models=skrl_models(env.env, "tanh"),
+        models=skrl_models(env.env, small_job("skrl")),
         memory=RandomMemory(memory_size=horizon, num_envs=env.num_envs, device=env.device),
         observation_space=env.observation_space,
         action_space=env.action_space,
@@ -285,11 +285,17 @@ def test_rl_games_bootstraps_time_outs(name: str, tmp_path: Path) -> None:
 
     adapters.to_rl_games(env_of(name), name)
     job = Job("chasing", "rl_games", mode="eager", num_envs=4, horizon=14)
-    params = settings(job, str(tmp_path))
-    params["config"] |= {"env_name": name, "max_epochs": 2, "minibatch_size": 28}
-    if name == "cart_pole":
-        params |= {"algo": {"name": "a2c_discrete"}, "model": {"name": "discrete_a2c"}}
-        params["network"]["space"] = {"discrete": None}
+
+    def configured() -> Any:  # anew: a runner changes its configuration
+        params = settings(job, str(tmp_path))
+        params["config"] |= {"env_name": name, "max_epochs": 2, "minibatch_size": 28}
+        params["config"] |= {"device_name": "cpu", "player": {"games_num": 2}}
+        if name == "cart_pole":
+            params |= {"algo": {"name": "a2c_discrete"}, "model": {"name": "discrete_a2c"}}
+            params["network"]["space"] = {"discrete": None}
+        return params
+
+    params = configured()
     runner = Runner(Keep())
     runner.load_config(params)
     runner.run({"train": True})
@@ -306,9 +312,8 @@ def test_rl_games_bootstraps_time_outs(name: str, tmp_path: Path) -> None:
     assert_same(stored["dones"][1:], (played["terminated"] | played["truncated"])[:-1])
     assert played["truncated"].any()
     # and playing
-    params["config"]["player"] = {"games_num": 2, "print_stats": False}
     runner = Runner()
-    runner.load_config(params)
+    runner.load_config(configured())
     runner.run({"train": False, "play": True})
     with pytest.raises(UsageError, match="num_actors in rl_games' configuration is 5, but"):
         vecenv.create_vec_env(name, 5)
@@ -413,6 +418,6 @@ def test_no_step_looks_at_a_tensor(name: str) -> None:
 def test_the_loops_of_the_comparison_train_on_them(trainer: str) -> None:
     pytest.importorskip({"sb3": "stable_baselines3"}.get(trainer, trainer))
     job = small_job(trainer, "eager" if trainer == "rl_games" else "default")
-    outcome = importlib.import_module(f"benchmarks.peers.{LOOPS[trainer]}").chasing(job)
+    outcome = importlib.import_module(f"benchmarks.peers.{LOOPS[trainer]}").tensor_task(job)
     assert len(outcome.marks) == 2
     assert -1.0 < outcome.score < 1.0

@@ -316,11 +316,12 @@ def test_skrl(tmp_path: Path) -> None:
     from skrl.agents.torch.ppo import PPO
     from skrl.resources.preprocessors.torch import RunningStandardScaler
 
+    from benchmarks.peers.job import Job
     from benchmarks.peers.skrl_loop import skrl_models
     from gpurl import adapters
 
     env = adapters.to_skrl(env_of("chasing"))
-    models = skrl_models(env.env, "elu")
+    models = skrl_models(env.env, Job("chasing", "skrl", activation="elu"))
     options = {
         "observation_preprocessor": RunningStandardScaler,
         "observation_preprocessor_kwargs": {"size": env.observation_space},
