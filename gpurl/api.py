@@ -16,6 +16,7 @@ import torch
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import check_exists, load_checkpoint
 from gpurl.checkpoints.plain_files import Json
+from gpurl.checkpoints.run_parts import LARGE_PARTS
 from gpurl.checks import check_torch_defaults
 from gpurl.discovery import is_of_session
 from gpurl.engine.determinism import deterministic
@@ -36,14 +37,17 @@ from gpurl.run.notebook import show_picture
 from gpurl.run.once import warn_once
 from gpurl.run.out_of_memory import explain_out_of_memory
 from gpurl.run.plot import note_references, plot_curve
-from gpurl.run.ranks import device_of_rank, folder_to_resume, join_ranks
+from gpurl.run.ranks import device_of_rank, folder_to_resume, is_rank, join_ranks
 from gpurl.run.resume import resume_notes
 from gpurl.run.run_folder import (
     ENDED_FILE,
+    LOCK_SECONDS,
+    RANK_LOCK_SECONDS,
     absolute,
     create_run_folder,
     lock_run,
     note_resume,
+    safe_name,
     same_directory,
     write_run_info,
 )
@@ -161,8 +165,11 @@ def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
         raise CheckpointError(
             f"{folder} is not a run folder: it has no checkpoints/; give the folder of the run"
         )
-    with lock_run(folder):
-        saved = dict(load_checkpoint(folder, quiet=True)[0]["meta"]["settings"])
+    # ranks read it one after another, before one of them locks the folder to train
+    seconds = RANK_LOCK_SECONDS if is_rank() else LOCK_SECONDS
+    with lock_run(folder, seconds=seconds):
+        parts, _ = load_checkpoint(folder, quiet=True, without=LARGE_PARTS)
+        saved = dict(parts["meta"]["settings"])
     return saved.pop("algorithm"), saved.pop("env"), saved
 
 
@@ -188,11 +195,13 @@ def run(
     callbacks: Sequence[Callback] = (),
     env: VecEnv | None = None,
     draws: bool = True,
+    is_quiet: bool = False,
 ) -> Run:
     """Train by `settings`, in a new run folder or resuming the one in `resume_from`.
 
     command: for command.txt, by default that of this process. env: existing environments to train,
     instead of new ones. draws: the learning curve at the end, and what its scripted policy reaches.
+    is_quiet: as the setting `quiet`, in this process only.
     """
     config = settings.train
     fill_standard_streams()
@@ -224,7 +233,10 @@ def run(
         if resume_from is not None and is_first:
             cleanup.enter_context(lock_run(resume_from))
         memory_user = cleanup.enter_context(explain_out_of_memory(settings_here, device))
-        parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
+        # of what is continued only what setting up needs: the rest would take its memory twice
+        begun = None
+        if resume_from is not None:
+            begun, _ = load_checkpoint(resume_from, quiet=True, without=LARGE_PARTS)
         # set up, and undo it in the end
         cleanup.callback(torch.set_num_threads, torch.get_num_threads())
         matmul = torch.backends.cuda.matmul
@@ -238,7 +250,7 @@ def run(
         else:
             check_memory(settings_here, device, env)
         # the last bits of torch's sums depend on the number of threads: a resumed run keeps it
-        threads = None if parts is None else parts["trainer"]["threads"]
+        threads = None if begun is None else begun["trainer"]["threads"]
         if config.video_every is not None and is_first:
             from gpurl.video.during_training import Videos
 
@@ -257,25 +269,24 @@ def run(
                 root, settings.env, settings.algorithm, config.seed, chosen
             )
         trainer.folder = Path(ranks.of_first(str(trainer.folder)))
-        if parts is None:
+        if resume_from is None:
             if is_first:
                 cleanup.enter_context(lock_run(trainer.folder))
                 write_run_info(trainer.folder, settings.to_dict(), command, kinds)
             trainer.start()
         else:
-            trainer.restore(parts)
+            before = _restore(trainer, resume_from)
             if is_first:
                 record = note_resume(trainer.folder, settings.to_dict(), command, kinds)
-                before = parts["meta"]["settings"]
                 trainer.engine.notes[:0] = resume_notes(before, settings, trainer.steps, record)
         # train, then compare with the scripted policy and draw the curve
         folder = trainer.folder
         if home is not None and is_first:
             folder = folder.relative_to(home)
-        if parts is None and config.run_dir is None:  # for who looks while it trains
+        if resume_from is None and config.run_dir is None:  # for who looks while it trains
             trainer.engine.notes.append(f"logs to {folder}")
         if is_first:
-            outcome = _run_logged(trainer, is_resumed=parts is not None)
+            outcome = _run_logged(trainer, resume_from is not None, is_quiet or config.quiet)
         else:
             outcome = _run_silently(trainer)
         baseline = {}
@@ -284,6 +295,15 @@ def run(
         if draws and is_first:
             _draw_curve(trainer.folder, baseline)
         return Run(folder, outcome, baseline, rank=ranks.index)
+
+
+def _restore(trainer: Trainer, folder: Path) -> dict[str, Json]:
+    """Continue from the checkpoint in `folder`; returns its settings. What was read of it, above
+    all a replay buffer, is freed.
+    """
+    parts, _ = load_checkpoint(folder, trainer.env.device)
+    trainer.restore(parts)
+    return dict(parts["meta"]["settings"])
 
 
 def _device_of_run(name: str, is_resumed: bool) -> torch.device:
@@ -311,7 +331,7 @@ def _run_silently(trainer: Trainer) -> Outcome:
     return trainer.run(None, SilentDisplay("", None, quiet=True))
 
 
-def _run_logged(trainer: Trainer, is_resumed: bool) -> Outcome:
+def _run_logged(trainer: Trainer, is_resumed: bool, is_quiet: bool) -> Outcome:
     """Train with log files, trackers and display open."""
     settings = trainer.settings
     config = settings.train
@@ -335,7 +355,7 @@ def _run_logged(trainer: Trainer, is_resumed: bool) -> Outcome:
             title += f", {counted(torch.get_num_threads(), 'thread')}"
         total_steps = trainer.steps + trainer.remaining_steps()
         limit = config.max_seconds
-        with Display(title, total_steps, quiet=config.quiet, max_seconds=limit) as display:
+        with Display(title, total_steps, quiet=is_quiet, max_seconds=limit) as display:
             outcome = trainer.run(logger, display)
         ended_by = outcome.reason
         return outcome
@@ -351,8 +371,12 @@ def _run_logged(trainer: Trainer, is_resumed: bool) -> Outcome:
 def _card(settings: Settings, folder: Path) -> RunCard:
     """The run as trackers show it."""
     name = f"{settings.env}-{settings.algorithm}-{folder.name}"
-    root = str(Path(settings.train.root).expanduser().absolute())
-    return RunCard(settings.train.project, name, root, settings.to_dict())
+    root = Path(settings.train.root).expanduser().absolute()
+    # a run may be resumed from another directory than that to which its root is relative
+    *_, env, algorithm, _ = folder.absolute().parts
+    if (env, algorithm) == (safe_name(settings.env), safe_name(settings.algorithm)):
+        root = folder.absolute().parents[2]
+    return RunCard(settings.train.project, name, str(root), settings.to_dict())
 
 
 def _tracked_summary(trainer: Trainer, ended_by: str) -> dict[str, Json]:

@@ -50,7 +50,7 @@ def main() -> int:
     try:
         callbacks = [*make_callbacks(job["callbacks"]), Steps(sys.stdin, reports)]
         settings = make_settings(**job["settings"], run_dir=job["run_dir"])
-        one = run(settings, command=job["command"], callbacks=callbacks)
+        one = run(settings, command=job["command"], callbacks=callbacks, is_quiet=True)
     except GpurlError as error:
         send(reports, {"error": str(error), "is_usage": isinstance(error, UsageError)})
         return error.exit_code

@@ -51,8 +51,9 @@ def write_regular(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Make `content` the content of `path`, completely or not at all; a link is replaced, the file
-    that it leads to stays. OSError if that is not possible, also for a device or a pipe.
+    """Make `content` the content of `path`, completely or not at all, also where the machine loses
+    its power; a link is replaced, the file that it leads to stays. OSError if that is not possible,
+    also for a device or a pipe.
     """
     with contextlib.suppress(FileNotFoundError):
         kind = os.lstat(path).st_mode
@@ -60,7 +61,10 @@ def replace_file(path: Path, content: bytes) -> None:
             raise OSError(errno.EINVAL, "it is no regular file", path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_regular(temporary, content)
+        with open(temporary, "wb", opener=_open) as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):

@@ -9,6 +9,9 @@ from gpurl.errors import CheckpointError
 
 Parts = dict[str, State]
 
+# without them a checkpoint still says what its run is
+LARGE_PARTS = ("model", "training", "env", "replay")
+
 # types of the values that are read before the checkpoint is compared with the run
 FORM: dict[str, dict[str, tuple[type, ...]]] = {
     "meta": {

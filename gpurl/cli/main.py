@@ -404,6 +404,8 @@ def play(
 
         if video is not None or height is not None:
             raise UsageError("--viewer shows episodes, --video and --height are of a video")
+        if device not in ("auto", "cpu"):
+            raise UsageError(f"--viewer plays on the CPU: leave out --device {device}")
         speed = 1.0 if speed is None else speed
         view_run(run, episodes, seed, speed, PORT if port is None else port)
         return 0
@@ -499,6 +501,8 @@ def plot(
 
         if len(folders) > 1:
             raise UsageError(f"--bench draws one folder of results, got {len(folders)}")
+        if by != "algorithm":
+            raise UsageError(f"--by {by} groups runs, --bench draws results: leave out one")
         for picture in plot_bench(folders[0] if folders else OWN_RESULTS, out):
             print(picture)
         return 0
@@ -564,6 +568,8 @@ def runs(
 
     if yes and not prune:
         raise UsageError("--yes goes with --prune")
+    if json and prune:
+        raise UsageError("--prune has no form in JSON: leave out --json")
     chosen = choose_runs(root, sort, filter)
     if prune:
         if not filter:

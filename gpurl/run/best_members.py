@@ -23,11 +23,10 @@ class BestMembers:
 
     def note(
         self, values: Mapping[str, float], step: int, policies: Sequence[Algorithm | None]
-    ) -> bool:
-        """After an evaluation at env step `step`; whether a member was better than before. values:
-        as `of_population` of `gpurl.run.evaluator` has them.
+    ) -> None:
+        """Keep the members that were better than before in the evaluation at env step `step`.
+        values: as `of_population` of `gpurl.run.evaluator` has them.
         """
-        better = False
         for k, policy in enumerate(policies):
             found = values.get(f"members/{k}/eval_reward", -math.inf)
             if policy is None or found <= (self.returns[k] if self.returns else -math.inf):
@@ -42,8 +41,6 @@ class BestMembers:
             for name, tensor in weights.items():
                 self.model[name][k].copy_(tensor)
             self.returns[k], self.steps[k] = found, step
-            better = True
-        return better
 
     def state_dict(self) -> State:
         """The part `best` of a checkpoint; {} before the first evaluation."""

@@ -342,6 +342,7 @@ class Evaluations:
         self.best_return = float("-inf")
         self.warnings: list[str] = []  # for the user, until somebody shows them
         self._player: Player | None = None
+        self._lost: list[bool] = []  # of its policies, those of members that were lost
 
     def end_training(self, env: VecEnv) -> bool:
         """After training its environments may play the evaluation, if there are no others; returns
@@ -438,7 +439,9 @@ class Evaluations:
     ) -> Player:
         """The player of the evaluations before, if it had graphs; else a new one."""
         player = self._player
-        if player is None or player.env is not env or not (player.graphs or player.obstacle):
+        lost = [each is None for each in policies]  # graphs hold the policies of the others
+        is_same = player is not None and player.env is env and lost == self._lost
+        if player is None or not is_same or not (player.graphs or player.obstacle):
             act = greedy_members(policies)
             first = next(each for each in policies if each is not None)
             policy_state = first.initial_policy_state(env.num_envs)
@@ -446,6 +449,7 @@ class Evaluations:
             count = len(policies)
             player = Player(act, env, self.episodes, policy_state, backend, count, self.ranks)
             self._player = player
+            self._lost = lost
         return player
 
     def _report_non_finite(self, episodes: float) -> None:

@@ -26,9 +26,8 @@ from gpurl.run.trackers.tracker import flat
 
 MAX_ENDED_BYTES = 1 << 14
 MAX_DEPTH = 8  # folders below ROOT
-# what gpurl writes beside RUN_FILES, and pictures and videos
-OTHER_FILES = {"references.json", "non_finite", ".config.yaml.new"}
-PICTURES = (".png", ".gif", ".mp4", ".webm", ".onnx", ".html")
+# pictures and pages, also half written; an exported policy is perhaps in use
+PICTURES = (".png", ".gif", ".mp4", ".webm", ".html", ".tmp")
 RETURN = b'"eval/mean_reward"'
 TRAINING_RETURN = b'"rollout/ep_rew_mean"'
 
@@ -208,11 +207,11 @@ def obstacle_to_delete(entry: RunEntry) -> str:
     others = sorted(
         path.name
         for path in entry.folder.iterdir()
-        if path.name not in RUN_FILES | OTHER_FILES
+        if path.name not in RUN_FILES
         and not path.name.startswith(EVENT_FILES)
         and path.suffix not in PICTURES
     )
-    return f"it holds files that are not gpurl's: {', '.join(others)}" if others else ""
+    return f"it holds other files: {', '.join(others)}" if others else ""
 
 
 def delete_run(entry: RunEntry) -> None:

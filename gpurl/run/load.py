@@ -16,7 +16,7 @@ from gpurl.checkpoints.folders import (
     list_checkpoints,
     load_checkpoint,
 )
-from gpurl.checkpoints.run_parts import Parts
+from gpurl.checkpoints.run_parts import LARGE_PARTS, Parts
 from gpurl.checkpoints.spaces import space_from_dict
 from gpurl.checkpoints.state_files import State
 from gpurl.engine.threads import refuse_fork
@@ -25,6 +25,8 @@ from gpurl.run.best_members import best_weights
 from gpurl.run.init_from import take_parts
 from gpurl.run.members import choose_member, member_configs
 from gpurl.run.settings import build_algorithm_config
+
+NOT_OF_A_POLICY = ("training", "env", "replay")
 
 
 class Loaded(NamedTuple):
@@ -47,7 +49,7 @@ def load_algorithm(
     """From a checkpoint folder, or from the best checkpoint of a run folder (best=False: the
     latest). member: of a population, by default the best one. UsageError in a fork that would hang.
     """
-    parts, manifest = load_checkpoint(Path(path), device, best=best)
+    parts, manifest = load_checkpoint(Path(path), device, best=best, without=NOT_OF_A_POLICY)
     bests = _best_members(Path(path), parts, device) if best else {}
     return _loaded(path, parts, manifest, device, num_envs, member, bests)
 
@@ -63,7 +65,8 @@ def load_members(
     learning: with their optimisers and the settings that selection has changed, all of the same
     checkpoint.
     """
-    parts, manifest = load_checkpoint(Path(path), device, best=best)
+    without = [name for name in NOT_OF_A_POLICY if not (learning and name == "training")]
+    parts, manifest = load_checkpoint(Path(path), device, best=best, without=without)
     bests = _best_members(Path(path), parts, device) if best and not learning else {}
     first = _loaded(path, parts, manifest, device, num_envs, None, bests)
     lost = parts["trainer"].get("lost", {})
@@ -88,8 +91,7 @@ def _best_members(path: Path, parts: Parts, device: str) -> State:
     """
     if "best" not in parts or not list_checkpoints(path):
         return {}
-    large = ("model", "training", "env", "replay")
-    return load_checkpoint(path, device, without=large)[0].get("best", {})
+    return load_checkpoint(path, device, without=LARGE_PARTS)[0].get("best", {})
 
 
 def _loaded(

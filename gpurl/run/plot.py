@@ -11,6 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gpurl.checkpoints.plain_files import (
     MAX_LINE_BYTES,
     open_regular,
@@ -21,6 +23,7 @@ from gpurl.colors import BLUE, GREEN, INK, ORANGE, PALE, PURPLE
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run.config_file import read_config
 from gpurl.run.display import engineering
+from gpurl.run.run_folder import REFERENCES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +48,6 @@ STYLE: "dict[RcKeyType, object]" = {
 }
 # from when every environment has finished one
 TRAINING_LABEL = "training: newest episode of every environment"
-REFERENCES = "references.json"
 MAX_REFERENCES_BYTES = 1 << 20
 MIN_TO_SMOOTH = 40  # points of training below which they are drawn as they are
 MAX_TITLE = 90  # letters in a line
@@ -284,12 +286,19 @@ def moving_mean(values: list[float]) -> list[float]:
     as many as there are on both. NaN stays NaN and counts for none of the others.
     """
     half = max(len(values) // 40, 1)
-    means = []
-    for index, value in enumerate(values):
-        reach = min(half, index, len(values) - 1 - index)
-        near = [each for each in values[index - reach : index + reach + 1] if math.isfinite(each)]
-        means.append(sum(near) / len(near) if math.isfinite(value) else math.nan)
-    return means
+    column = np.array(values, np.float64)
+    is_finite = np.isfinite(column)
+    # sums and counts of all before each value: a long run has a million of them
+    sums, counts = (
+        np.concatenate([[0.0], np.cumsum(each)])
+        for each in (np.where(is_finite, column, 0.0), is_finite)
+    )
+    index = np.arange(len(column))
+    reach = np.minimum(half, np.minimum(index, len(column) - 1 - index))
+    first, end = index - reach, index + reach + 1
+    near = np.maximum(counts[end] - counts[first], 1.0)
+    means = np.where(is_finite, (sums[end] - sums[first]) / near, math.nan)
+    return list(map(float, means))
 
 
 def _draw_error(axes: "Axes", series: Series, evaluation: Points) -> None:

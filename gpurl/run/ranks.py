@@ -76,7 +76,8 @@ class Ranks(Alone):
     # ---- what a run asks for ----
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        mine = tensor.contiguous()
+        # on the host: together they may not fit beside the run on the first one's GPU
+        mine = tensor.contiguous().cpu()
         is_first = self.index == 0
         all_ = [torch.empty_like(mine) for _ in range(self.count)] if is_first else []
         with self._naming():

@@ -30,7 +30,7 @@ from gpurl.run.plot import (
     read_metrics,
 )
 from gpurl.run.records import RECORDS, SOURCES_FOLDER
-from gpurl.run.run_folder import EPISODE
+from gpurl.run.run_folder import EPISODE, VIDEOS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -196,7 +196,7 @@ def _video(folder: Path, given: Path | None) -> str:
 def _newest_video(folder: Path) -> Path | None:
     found = [
         path
-        for parent in (folder, folder / "videos")
+        for parent in (folder, folder / VIDEOS)
         for path in parent.glob("*")
         if path.suffix.lower() in VIDEO_TYPES and path.is_file() and not path.is_symlink()
     ]

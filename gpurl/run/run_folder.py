@@ -23,12 +23,16 @@ from gpurl.run.trackers.process import IDS_FILE, OUTPUT_FOLDER
 
 MAX_HOLDER_BYTES = 1000
 LOCK_SECONDS = 0.3  # a run keeps its lock for hours: waiting longer does not help
+RANK_LOCK_SECONDS = 600.0  # the ranks of a run read it one after another
+REFERENCES = "references.json"  # what its scripted policy reaches
+VIDEOS = "videos"
 # the files of a run that ended before its first checkpoint
 INFO_FILES = {"config.yaml", "command.txt", RECORDS}
 RUN_FILES = INFO_FILES | {"run.lock", "run.pid", "metrics.jsonl", "checkpoints"}
 EPISODE = "episode.png"  # the picture of `gpurl play`
 ENDED_FILE = "ended.json"  # how the run ended, absent while it runs
-RUN_FILES |= {ENDED_FILE, IDS_FILE, OUTPUT_FOLDER}
+RUN_FILES |= {ENDED_FILE, IDS_FILE, OUTPUT_FOLDER, REFERENCES, VIDEOS}
+RUN_FILES |= {"non_finite", ".config.yaml.new"}  # a dump of NaN, and half a resume
 EVENT_FILES = "events.out.tfevents."
 
 

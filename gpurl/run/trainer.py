@@ -258,9 +258,8 @@ class Trainer:
         if not values:
             return
         reporter.write(values)
-        # a checkpoint of this step that was written before knows nothing of it
-        if self.best_members.note(values, self.steps, self.engine.policies):
-            self.saved_at = -1
+        self.best_members.note(values, self.steps, self.engine.policies)
+        self.saved_at = -1  # a checkpoint of this step that was written before knows nothing of it
         self.callbacks.call("after_evaluation", self.view, values)
         if self.evaluations.best_at == self.steps:
             self.save(reporter.display)

@@ -8,11 +8,11 @@ from gpurl.checkpoints.plain_files import make_folder
 from gpurl.errors import GpurlError, first_line
 from gpurl.run.callbacks import Callback, RunView
 from gpurl.run.evaluator import EVAL_SEED, Stopped
+from gpurl.run.run_folder import VIDEOS
 from gpurl.run.settings import Settings
 from gpurl.video.files import check_video_path, write_video
 from gpurl.video.film import Film, greedy_film
 
-FOLDER = "videos"
 log = logging.getLogger("gpurl")
 
 
@@ -60,7 +60,7 @@ class Videos(Callback):
 
     def _check(self, run: RunView) -> None:
         """Make a film and look at its first picture."""
-        path = run.folder / FOLDER / "step_000000000000.mp4"
+        path = run.folder / VIDEOS / "step_000000000000.mp4"
         make_folder(path.parent)
         check_video_path(path)
         film = self._film(run)
@@ -70,7 +70,7 @@ class Videos(Callback):
             film.env.close()
 
     def _write(self, run: RunView) -> None:
-        path = run.folder / FOLDER / f"step_{run.steps:012d}.mp4"
+        path = run.folder / VIDEOS / f"step_{run.steps:012d}.mp4"
         film = self._film(run)
         try:
             write_video(path, film.watched(run.show_activity), film.fps)

@@ -1,6 +1,8 @@
 """A resumed run follows the settings that were changed, or refuses them by name."""
 
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +10,20 @@ import pytest
 from torch import Tensor
 
 import gpurl
+from gpurl import api
 from gpurl.api import resume, run, saved_settings
+from gpurl.checkpoints import folders
 from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint
 from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.torch_env import State
 from gpurl.errors import CheckpointError
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.callbacks import Callback, RunView
+from gpurl.run.run_folder import LOCK_SECONDS, create_run_folder, lock_run
 from gpurl.run.settings import make_settings, merge
 from tests.small_runs import small_settings
+
+SHORT = {"max_episode_steps": 8}
 
 
 class SeesTemperature(Callback):
@@ -186,3 +193,65 @@ class Poor(Pendulum):
 
     def triton_task(self) -> None:
         """The kernels do not know of it."""
+
+
+def test_an_evaluation_after_a_resume_at_the_same_step_is_stored(tmp_path: Path) -> None:
+    """Else BEST is compared with a return of before."""
+    folder = first_run(tmp_path / "run", "ppo", "pendulum", env_options=SHORT)
+    assert load_checkpoint(folder)[0]["trainer"]["evaluation"] == {}
+    resume(folder, eval_episodes=4)  # no step is left
+    trainer = load_checkpoint(folder)[0]["trainer"]
+    assert trainer["evaluation"]["at_step"] == trainer["steps"] == 80
+    assert trainer["best_return"] == trainer["evaluation"]["eval/mean_reward"]
+
+
+def test_what_is_not_needed_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy of a few megabytes may have a replay buffer of many gigabytes."""
+    folder = first_run(tmp_path / "run", "sac", "pendulum", save_replay=True)
+    read = list[set[str]]()
+    real = folders.read_state_files
+
+    def read_and_note(folder: Path, device: Any, without: Any) -> Any:
+        parts = real(folder, device, without)
+        read.append({name for name, part in parts.items() if part})
+        return parts
+
+    monkeypatch.setattr(folders, "read_state_files", read_and_note)
+    gpurl.load(folder)
+    assert "model" in read[0]
+    assert not read[0] & {"replay", "training", "env"}
+    read.clear()
+    resume(folder, total_steps=160)
+    # the settings, what setting up needs, and all of it
+    assert [each & {"replay", "model"} for each in read] == [set(), set(), {"replay", "model"}]
+
+
+def test_ranks_read_the_settings_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = first_run(tmp_path / "run", "ppo", "pendulum")
+    with ThreadPoolExecutor(1) as pool:
+        with lock_run(folder):
+            with pytest.raises(CheckpointError, match="is in use by"):
+                saved_settings(folder)
+            monkeypatch.setenv("RANK", "1")
+            monkeypatch.setenv("WORLD_SIZE", "2")
+            reading = pool.submit(saved_settings, folder)
+            time.sleep(2 * LOCK_SECONDS)
+            assert not reading.done()
+        assert reading.result(timeout=60)[:2] == ("ppo", "pendulum")
+
+
+def test_trackers_find_their_run_from_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its root is relative to the directory of before."""
+    for place in ("here", "elsewhere"):
+        (tmp_path / place).mkdir()
+    settings = make_settings("ppo", "pendulum", root="runs")
+    monkeypatch.chdir(tmp_path / "here")
+    folder = create_run_folder(Path("runs"), "pendulum", "ppo", 0).absolute()
+    first = api._card(settings, folder)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert api._card(settings, folder).root == first.root == str(tmp_path / "here" / "runs")
+    assert api._card(settings, tmp_path / "mine").root == str(tmp_path / "elsewhere" / "runs")

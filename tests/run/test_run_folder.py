@@ -78,6 +78,16 @@ def test_what_a_run_leaves_that_failed_at_once_is_taken_again(tmp_path: Path) ->
         create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path))
 
 
+def test_what_a_run_leaves_that_diverged_or_filmed_before_its_first_checkpoint(
+    tmp_path: Path,
+) -> None:
+    for name in ("run.lock", "config.yaml", "references.json", ".config.yaml.new"):
+        (tmp_path / name).touch()
+    for name in ("non_finite", "videos"):
+        (tmp_path / name).mkdir()
+    assert create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path)) == tmp_path
+
+
 def test_pictures_go_beside_a_checkpoint_never_into_it(tmp_path: Path) -> None:
     run, copied = tmp_path / "run", tmp_path / "elsewhere" / "step_000000000008"
     checkpoint = run / "checkpoints" / "step_000000000008"

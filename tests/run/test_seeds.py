@@ -300,6 +300,15 @@ def test_beside_each_other_they_are_the_same_runs(
         assert_same(*models)
 
 
+def test_warnings_of_a_process_are_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing is learned before `learning_starts`."""
+    words = ["sac", "pendulum", "num_envs=4", "total_steps=64", "eval_episodes=0", "threads=1"]
+    words += ["device=cpu", f"run_dir={tmp_path}", "--seeds", "2", "--jobs", "2"]
+    assert main(["train", *words]) == 0
+    assert capfd.readouterr().err.count("warning: ") >= 2
+    assert "quiet: false" in (tmp_path / "seed_0" / "config.yaml").read_text()
+
+
 class Marks(gpurl.Callback):
     """Leaves a file in the run's folder."""
 
