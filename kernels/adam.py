@@ -383,7 +383,7 @@ def adam_step_c(
     losses: Tensor | None = None,
 ) -> Tensor:
     """`adam_step_reference` in one pass, where torch makes twenty."""
-    norm = torch.empty(())
+    norm = torch.empty((), dtype=torch.float32)
     c_library.functions().adam(
         ctypes.byref(c_arguments(state, gradient, learning_rate, options)),
         *c_library.integers(0 if losses is None else losses.numel()),

@@ -48,7 +48,7 @@ def load() -> Library:
         return Library(None, "there is no C compiler (cc, gcc or clang)")
     try:
         folder, version = _cache_folder(), _fingerprint(compiler)
-        target = _intact(folder, version) or _build(compiler, folder, version)
+        target = _intact(folder, version) or _built(compiler, folder, version)
         return Library(ctypes.CDLL(str(target)), str(target))
     except subprocess.SubprocessError as error:
         output = getattr(error, "stderr", None) or b""
@@ -145,12 +145,24 @@ def _intact(folder: Path, version: str) -> Path | None:
         if path.is_file() and path.name == _name(version, path.read_bytes()):
             return path
         logging.getLogger("gpurl").warning("%s is damaged, the C kernels are built again", path)
-        path.unlink()
+        path.unlink(missing_ok=True)  # another process may have done so
     return None
 
 
 def _name(version: str, content: bytes) -> str:
     return f"cpu_{version}_{hashlib.sha256(content).hexdigest()[:16]}.so"
+
+
+def _built(compiler: str, folder: Path, version: str) -> Path:
+    """The library, compiled; where that fails or takes too long, that of another process which has
+    succeeded meanwhile.
+    """
+    try:
+        return _build(compiler, folder, version)
+    except (OSError, subprocess.SubprocessError):
+        if other := _intact(folder, version):
+            return other
+        raise
 
 
 def _build(compiler: str, parent: Path, version: str) -> Path:

@@ -11,6 +11,7 @@ value, and no later advantage reaches earlier rows through it.
 """
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -254,13 +255,28 @@ def gae(
 
     reward: [T, N] float32; value: [T+1, N], row T after the last step; final_value: [T, N], the
     value of final_obs, read only where truncated (it may hold anything elsewhere); terminated,
-    truncated, valid: [T, N] bool, valid None if all rows are. ValueError for other shapes of reward
-    and value: C and Triton would read beyond them.
+    truncated, valid: [T, N] bool, valid None if all rows are. Other types are computed by torch.
+    ValueError for other shapes: C and Triton would read beyond them.
     """
-    if reward.dim() != 2 or value.shape != (reward.shape[0] + 1, reward.shape[1]):
-        raise ValueError(
-            f"reward must be [T, N] and value [T + 1, N], got {tuple(reward.shape)} and "
-            f"{tuple(value.shape)}"
-        )
-    function = choose_kernel(reward, triton=gae_triton, c=gae_c, reference=gae_reference)
+    function = gae_reference
+    if kernels_read(reward, value, final_value, (terminated, truncated, valid)):
+        function = choose_kernel(reward, triton=gae_triton, c=gae_c, reference=gae_reference)
     return function(reward, value, final_value, terminated, truncated, gamma, gae_lambda, valid)
+
+
+def kernels_read(
+    reward: Tensor, value: Tensor, final_value: Tensor, flags: Sequence[Tensor | None]
+) -> bool:
+    """Whether C and Triton can read the columns of a rollout: float32, and flags of one byte.
+    ValueError unless value is [T + 1, N] and all others are [T, N].
+    """
+    given = [each for each in flags if each is not None]
+    shapes = [tuple(each.shape) for each in (reward, value, final_value, *given)]
+    shape = shapes[0]
+    if len(shape) != 2 or shapes != [shape, (shape[0] + 1, shape[1]), *[shape] * (len(given) + 1)]:
+        raise ValueError(
+            f"value must be [T + 1, N], reward, final values and flags [T, N]; value is "
+            f"{shapes[1]}, reward {shape}, the others {shapes[2:]}"
+        )
+    is_float32 = all(each.dtype == torch.float32 for each in (reward, value, final_value))
+    return is_float32 and all(each.element_size() == 1 for each in given)

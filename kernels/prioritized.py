@@ -220,7 +220,7 @@ def prioritized_draw_c(
     group_sums = torch.empty(triton.cdiv(size, C_GROUP), dtype=torch.float64)
     numbers = torch.empty(batch_size, dtype=torch.float64)
     index = torch.empty(batch_size, dtype=torch.int64)
-    probability = torch.empty(batch_size)
+    probability = torch.empty(batch_size, dtype=torch.float32)
     c_library.functions().prioritized_draw(
         *c_library.pointers(priority, *streams, group_sums, numbers, index, probability),
         *c_library.integers(size, offset, batch_size, C_GROUP),

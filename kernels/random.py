@@ -229,7 +229,7 @@ def _random_c(
     out = torch.empty(key.shape[0], count, dtype=torch.float32)
     c_library.functions().random_numbers(
         *c_library.pointers(key, gamma, step),
-        *c_library.integers(step.dim() > 0, offset, *out.shape, normal),
+        *c_library.integers(step.numel() > 1, offset, *out.shape, normal),
         *c_library.pointers(out),
     )
     return out

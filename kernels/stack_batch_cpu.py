@@ -24,11 +24,12 @@ class StackBatch(StackCpu):
         super().__init__(layers)
         rows = self._check(x)
         self.x = x
-        self.output = torch.zeros(self.members, rows, self.num_outputs)
+        self.output = torch.zeros(self.members, rows, self.num_outputs, dtype=torch.float32)
         self.gradient = torch.zeros_like(self.output)  # by the output; `differentiate` reads it
-        self.input_gradient = torch.zeros(self.members, rows, self.num_inputs)
+        shape = self.members, rows, self.num_inputs
+        self.input_gradient = torch.zeros(shape, dtype=torch.float32)
         # outputs of the hidden layers, kept for the backward pass
-        hidden = torch.empty(self.members * rows * self._hidden_width)
+        hidden = torch.empty(self.members * rows * self._hidden_width, dtype=torch.float32)
         tensors: list[Tensor | None]
         tensors = [x, self.output, hidden, self.gradient, self.input_gradient]
         for weight, bias, _ in layers:

@@ -34,10 +34,18 @@ class StackCpu:
     def __init__(self, layers: Sequence[Layer]) -> None:
         assert 0 < len(layers) <= MAX_LAYERS
         self.parameters = [parameter for layer in layers for parameter in layer[:2]]
+        self._parameter_shapes = [parameter.shape for parameter in self.parameters]
         self._shapes = list[int]()
-        for weight, _, activation in layers:
+        for weight, bias, activation in layers:
             # sizes of the layer for C: inputs, outputs, activation
-            num_outputs, num_inputs = weight.shape[1:]
+            members, num_outputs, num_inputs = weight.shape
+            expected = (layers[0][0].shape[0], self._shapes[-2] if self._shapes else num_inputs)
+            if (members, num_inputs) != expected or bias.shape != (members, 1, num_outputs):
+                raise ValueError(
+                    f"layers do not fit each other: one of {expected[0]} members with "
+                    f"{expected[1]} inputs is followed by weights {list(weight.shape)} and biases "
+                    f"{list(bias.shape)}"
+                )
             self._shapes += [num_inputs, num_outputs, ACTIVATIONS.index(activation)]
         self.members = layers[0][0].shape[0]
         self.num_inputs = self._shapes[0]
@@ -58,8 +66,8 @@ class StackCpu:
         above, contiguous.
         """
         rows = self._check(x)
-        y = torch.empty(self.members, rows, self.num_outputs)
-        hidden = torch.empty(self.members * rows * self._hidden_width) if keep_hidden else None
+        y = _empty(self.members, rows, self.num_outputs)
+        hidden = _empty(self.members * rows * self._hidden_width) if keep_hidden else None
         # addresses in the order that C expects; the forward pass has no gradients
         tensors = [x, y, hidden, None, None]
         for number in range(0, len(self.parameters), 2):
@@ -83,9 +91,7 @@ class StackCpu:
         """
         gradient = gradient.contiguous()
         # memory for the gradients that are needed
-        input_gradient = (
-            torch.empty(self.members, x.shape[-2], self.num_inputs) if needs_input else None
-        )
+        input_gradient = _empty(self.members, x.shape[-2], self.num_inputs) if needs_input else None
         gradients: list[Tensor | None] = [
             torch.empty_like(parameter) if needs_weights else None for parameter in self.parameters
         ]
@@ -102,9 +108,10 @@ class StackCpu:
         expected_shape = (self.members, x.shape[-2], self.num_inputs)[-x.dim() :]
         got = tuple(x.shape), x.dtype, x.is_contiguous()
         assert got == (expected_shape, torch.float32, True), (*got, expected_shape)
-        for parameter in self.parameters:
+        for parameter, shape in zip(self.parameters, self._parameter_shapes):
             assert parameter.dtype == torch.float32, parameter
             assert parameter.is_contiguous(), parameter
+            assert parameter.shape == shape, (parameter.shape, shape)
         return x.shape[-2]
 
     def _call(self, function: Any, x: Tensor, tensors: list[Tensor | None], *flags: bool) -> None:
@@ -122,6 +129,11 @@ class StackCpu:
         sizes_c = _array(ctypes.c_int64, len(sizes))(*sizes)
         if function(sizes_c, _array(ctypes.c_void_p, len(addresses))(*addresses)):
             raise MemoryError("no memory for the layers' buffers")
+
+
+def _empty(*shape: int) -> Tensor:
+    """For results of C, whatever torch's default type is."""
+    return torch.empty(shape, dtype=torch.float32)
 
 
 class _Differentiable(torch.autograd.Function):

@@ -103,10 +103,11 @@ def td_gradient(
     with weight 0 may hold anything. All are float32 on a CPU.
     """
     _check(output, target, weight)
+    assert action is None or action.dtype == torch.float32, action.dtype
     assert gradient.stride() == output.stride(), (gradient.stride(), output.stride())
     assert action is not None or output.shape[2] == 1, output.shape
     error = torch.empty_like(target)
-    sums = torch.empty(2)
+    sums = torch.empty(2, dtype=torch.float32)
     sizes = _Sizes(
         *output.shape, output.stride(0), 0 if action is None else action.stride(0), is_huber
     )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import choose_kernel
-from gpurl.kernels.gae import _merge, _moments, gae_moments_kernel
+from gpurl.kernels.gae import _merge, _moments, gae_moments_kernel, kernels_read
 from gpurl.kernels.optional_triton import tl, triton
 
 
@@ -201,15 +201,19 @@ def vtrace(
     advantage over valid entries).
 
     log_ratio: [T, N] float32, the log-probability of each action now minus that when it was taken;
-    value: [T+1, N] of the critic as it is now. The other arguments are those of `gae`. ValueError
-    for other shapes of reward, value and log_ratio: C and Triton would read beyond them.
+    value: [T+1, N] of the critic as it is now. The other arguments and the errors are those of
+    `gae`.
     """
-    shape = reward.shape
-    if reward.dim() != 2 or value.shape != (shape[0] + 1, shape[1]) or log_ratio.shape != shape:
+    if log_ratio.shape != reward.shape:
         raise ValueError(
-            f"reward and log_ratio must be [T, N] and value [T + 1, N], got {tuple(shape)}, "
-            f"{tuple(log_ratio.shape)} and {tuple(value.shape)}"
+            f"log_ratio must be [T, N] as reward is, got {tuple(log_ratio.shape)} and "
+            f"{tuple(reward.shape)}"
         )
-    function = choose_kernel(reward, triton=vtrace_triton, c=vtrace_c, reference=vtrace_reference)
+    function = vtrace_reference
+    is_read = kernels_read(reward, value, final_value, (terminated, truncated, valid))
+    if is_read and log_ratio.dtype == torch.float32:
+        function = choose_kernel(
+            reward, triton=vtrace_triton, c=vtrace_c, reference=vtrace_reference
+        )
     steps = reward, value, final_value, terminated, truncated, log_ratio
     return function(*steps, gamma, gae_lambda, valid, max_rho, max_c)

@@ -353,11 +353,12 @@ class CWorlds(Worlds):
         job.mask = None if chosen is None else c_library.address(chosen)
         self._outcome.zero_()
         threads = self.threads or torch.get_num_threads()
-        self.simulator.ours.run_worlds(ctypes.byref(job), self.count, threads)
+        self.simulator.ours.run_worlds(ctypes.byref(job), *c_library.integers(self.count, threads))
         if self._message.value:
             if FAILED not in self._has_warned:
                 self._has_warned.add(FAILED)
-                log.warning("%s: MuJoCo: %s", self.simulator.name, self._message.value.decode())
+                message = self._message.value.decode(errors="replace")  # it may be cut
+                log.warning("%s: MuJoCo: %s", self.simulator.name, message)
             self._message.value = b""
 
 

@@ -219,7 +219,8 @@ class SacUpdates(ActorCriticUpdates):
     def actor_step(self, batch: Batch) -> Metrics:
         algorithm = self.algorithm
         noise = algorithm.update_random.normal((algorithm.num_actions,))
-        drawn = squashed_sample_c(self.actor_output(batch["obs"]), noise)
+        limits = algorithm.log_std_limits
+        drawn = squashed_sample_c(self.actor_output(batch["obs"]), noise, limits)
         value, by_action = self.action_gradient(drawn.action)
         temperature = algorithm.temperature.value()
         by_log_prob = (temperature / len(noise)).expand(len(noise))

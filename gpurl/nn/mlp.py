@@ -262,11 +262,11 @@ class _Run:
         dtype = self.layers[0].dtype
         if x.dtype == torch.float32 and dtype is None and use_c(x) and self._are_parameters_in_c():
             return self._in_c(x)
-        # activations between the layers stay in low precision
-        low = x if dtype is None else x.to(dtype)
+        # activations between layers of low precision stay in it
+        y = x
         for layer in self.layers:
-            low = layer.forward(low)
-        return low.to(x.dtype)
+            y = layer.forward(y.to(layer.dtype or x.dtype))
+        return y.to(x.dtype)
 
 
 def _in_runs(layers: Iterable[Layer]) -> list[Layer | _Run]:
@@ -348,7 +348,7 @@ def make_trunk(
 def make_network(members: int, num_inputs: int, num_outputs: int, config: BodyConfig) -> Sequential:
     """`members` networks from [B, num_inputs] to [E, B, num_outputs]."""
     trunk, width = make_trunk(members, num_inputs, config)
-    return Sequential([*trunk, Dense(members, width, num_outputs)])
+    return Sequential([*trunk, Dense(members, width, num_outputs, keep_float32=True)])
 
 
 def standalone(network: nn.Module, label: str) -> nn.Module:

@@ -211,17 +211,17 @@ def make_q_network(
     def head(inputs: int, outputs: int) -> Sequential:
         sizes = (inputs, *own, outputs)
         last = len(sizes) - 2
-        return Sequential(
-            [
-                kind(
-                    members,
-                    *pair,
-                    "none" if number == last else config.activation,
-                    config.layer_norm and number < last,
-                )
-                for number, pair in enumerate(itertools.pairwise(sizes))
-            ]
-        )
+        layers = [
+            kind(
+                members,
+                *pair,
+                "none" if number == last else config.activation,
+                config.layer_norm and number < last,
+            )
+            for number, pair in enumerate(itertools.pairwise(sizes))
+        ]
+        layers[-1].keep_float32 = True
+        return Sequential(layers)
 
     if config.action_embedding:
         return Sequential(

@@ -49,12 +49,12 @@ class OnSphere(Layer):
 
 
 class UnitDense(Dense, OnSphere):
-    """Affine, with rows of weights of length 1; has_bias: else the bias is 0 and not trained, and
-    results stay in the precision of the products.
+    """Affine, with rows of weights of length 1. has_bias: as the last layer has, which stays in
+    float32; else the bias is 0 and not trained, and results stay in the precision of the products.
     """
 
     def __init__(self, members: int, num_inputs: int, num_outputs: int, has_bias: bool) -> None:
-        super().__init__(members, num_inputs, num_outputs, gain=1.0)
+        super().__init__(members, num_inputs, num_outputs, gain=1.0, keep_float32=has_bias)
         if not has_bias:
             zeros = self.bias.detach()
             del self.bias

@@ -116,6 +116,16 @@ def assert_near(got: Any, expected: Any, at: str = "") -> None:
 
 
 @needs_c
+def test_other_limits_of_the_standard_deviation_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attribute of the class, which a subclass may change, and no method."""
+    monkeypatch.setattr(SAC, "log_std_limits", (-0.4, 0.3))
+    chosen, eager = engines("sac", learning_rate=1e-2)
+    assert type(chosen) is CpuOffPolicy
+    assert_near(iterate(chosen, 5), iterate(eager, 5))
+    assert_near(state_of(chosen), state_of(eager))
+
+
+@needs_c
 @pytest.mark.parametrize(("name", "settings"), SERVED, ids=str)
 def test_it_gives_what_eager_gives(name: str, settings: dict[str, Any]) -> None:
     """Weights, targets, moments, random streams, replay priorities, metrics."""

@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from gpurl.kernels.random import (
     random_uniform_reference,
     stream_constants,
 )
+from gpurl.kernels.vtrace import vtrace
 
 pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
 
@@ -106,8 +108,39 @@ def test_gae_of_shapes_that_do_not_fit_is_refused(
     reward: tuple[int, ...], value: tuple[int, ...]
 ) -> None:
     flag = torch.zeros(reward, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"reward must be \[T, N\] and value \[T \+ 1, N\]"):
+    with pytest.raises(ValueError, match=r"value must be \[T \+ 1, N\], reward"):
         gae(torch.zeros(reward), torch.zeros(value), torch.zeros(reward), flag, flag, 0.9, 0.9)
+
+
+@pytest.mark.parametrize("place", [2, 3, 4, 7])
+def test_gae_of_other_columns_that_do_not_fit_is_refused(place: int) -> None:
+    """C would read beyond them."""
+    flag = torch.zeros(3, 2, dtype=torch.bool)
+    rows = torch.zeros(3, 2)
+    columns: list[Any] = [rows, torch.zeros(4, 2), rows, flag, flag, 0.9, 0.9, flag]
+    columns[place] = columns[place][:2]
+    with pytest.raises(ValueError, match=r"flags \[T, N\]"):
+        gae(*columns)
+    with pytest.raises(ValueError, match=r"flags \[T, N\]"):
+        vtrace(*columns[:5], torch.zeros(3, 2), *columns[5:])
+
+
+def test_other_types_are_computed_by_torch() -> None:
+    """As an own reward in float64 or int8: C would read its bytes as float32."""
+    generator = torch.Generator().manual_seed(0)
+    reward = torch.randint(-5, 5, (6, 3), generator=generator)
+    value, final_value = (torch.randn(n, 3, generator=generator) for n in (7, 6))
+    flags = [torch.rand(6, 3, generator=generator) < 0.2 for _ in range(2)]
+    expected = gae(reward.float(), value, final_value, *flags, 0.9, 0.8)
+    log_ratio = torch.zeros(6, 3)
+    corrected = vtrace(reward.float(), value, final_value, *flags, log_ratio, 0.9, 0.8)
+    for dtype in (torch.float64, torch.int8):
+        steps = reward.to(dtype), value, final_value, *flags
+        got = gae(*steps, 0.9, 0.8)
+        for one, other in zip(got, expected):
+            torch.testing.assert_close(one.float(), other, rtol=1e-5, atol=1e-5)
+        for one, other in zip(vtrace(*steps, log_ratio, 0.9, 0.8), corrected):
+            torch.testing.assert_close(one.float(), other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("streams", [1, 3, 100])

@@ -197,6 +197,35 @@ def test_parameters_that_c_cannot_read_are_refused() -> None:
             stack.forward(x)
 
 
+def test_layers_that_do_not_fit_are_refused() -> None:
+    """C would read and write beyond them, where torch raises."""
+
+    def layer(members: int, inputs: int, outputs: int, biases: int | None = None) -> Any:
+        weight = torch.nn.Parameter(torch.zeros(members, outputs, inputs))
+        bias = torch.nn.Parameter(torch.zeros(members, 1, outputs if biases is None else biases))
+        return weight, bias, "tanh"
+
+    StackCpu([layer(2, 4, 8), layer(2, 8, 3)])
+    for second in (layer(1, 8, 3), layer(2, 64, 3), layer(2, 8, 3, 1)):
+        with pytest.raises(ValueError, match="layers do not fit each other"):
+            StackCpu([layer(2, 4, 8), second])
+    stack = StackCpu([layer(2, 4, 8)])
+    stack.parameters[0].data = torch.zeros(2, 4, 4)
+    with pytest.raises(AssertionError):
+        stack.forward(torch.zeros(9, 4), keep_hidden=False)
+
+
+def test_results_are_float32_whatever_torchs_default_is() -> None:
+    network = make_network(2, 4, 3, BodyConfig((8,)))
+    x = torch.randn(9, 4)
+    expected = network(x).detach()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(network(x).detach(), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def exits_cleanly(process: int, seconds: float) -> bool:
     """Whether the child process returned 0 in time; it is gone then, or killed."""
     last = time.monotonic() + seconds

@@ -155,6 +155,8 @@ def test_what_c_cannot_read_is_refused() -> None:
         q_target(output, output[:1], rows, rows)
     with pytest.raises(AssertionError):
         td_gradient(output, None, rows, rows, True, torch.empty_like(output))
+    with pytest.raises(AssertionError):
+        td_gradient(output, rows.long(), rows, rows, True, torch.empty_like(output))
 
 
 @pytest.mark.parametrize("members", [1, 3])

@@ -14,6 +14,8 @@ from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_syncs, use_c
 from gpurl.nn.mlp import SPLIT_ROWS, BodyConfig, Dense, Sequential, make_network, set_dtype
 from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.q_networks import QNetworkConfig, make_q_network
+from gpurl.nn.unit_network import UnitBodyConfig, make_unit_network
 
 MEMBERS, ROWS, INPUTS, OUTPUTS = 3, 7, 4, 2
 BODIES = [
@@ -346,3 +348,25 @@ def test_replaced_parameters_are_computed_with(grad: bool) -> None:
         torch.testing.assert_close(network(x), before, rtol=0, atol=0)
         network.load_state_dict(other.state_dict(), assign=True)
         torch.testing.assert_close(network(x), other(x), **close)
+
+
+@pytest.mark.parametrize("body", ["mlp", "bro", "simba", "unit", "dueling", "noisy"])
+def test_the_last_layer_stays_in_float32(body: str) -> None:
+    """A value near 700 would have steps of 4 in bf16."""
+    torch.manual_seed(0)
+    if body == "unit":
+        network = make_unit_network(2, 5, 3, UnitBodyConfig(hidden=(8, 8)))
+    elif body in ("dueling", "noisy"):
+        config = QNetworkConfig(hidden=(8, 8), **{body: True})
+        network = make_q_network(2, 5, 3, 1, config)
+    else:
+        network = make_network(2, 5, 3, BodyConfig(hidden=(8, 8), body=body))
+    x = torch.randn(64, 5)
+    expected = network(x)
+    assert set_dtype(network, torch.bfloat16) > 0
+    y = network(x)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, expected, rtol=0.0, atol=0.1)
+    assert (y != expected).any()
+    rounded = y.to(torch.bfloat16).float()
+    assert (y != rounded).float().mean() > 0.9
