@@ -51,8 +51,8 @@ since it multiplies in bf16, 0.16 to 0.20 s there, two cores 0.23 and 0.10 s: 90
 100 k steps are three to eight hours, where SAC's took 17 minutes.
 """
 DISCRETE = """\
-The DQN family with rl-zoo3's budgets and hyper-parameters, and PQN, which needs no replay buffer,
-with more steps.
+The DQN family with rl-zoo3's budgets, on Acrobot and LunarLander with its hyper-parameters, on
+CartPole with those of the preset; and PQN, which needs no replay buffer, with more steps.
 """
 BOX2D = "Gymnasium's Box2D tasks, mostly with rl-zoo3's hyper-parameters."
 CLASSIC = "The smallest tasks, most of them by their presets."
@@ -64,9 +64,8 @@ What `gpurl train ALGORITHM ENV --num-envs N` gives without other settings: retu
 PEERS = """\
 The same task, steps, seeds and hyper-parameters
 ([peer_cases.py](../benchmarks/learning/peer_cases.py)) for gpurl and stable-baselines3 2.9.2, each
-on one core; Gymnasium's environments in both. Initial weights, Adam's epsilon (1e-5 in
-stable-baselines3's PPO, 1e-8 here) and random numbers are each library's own. Ratio: how many times
-as long stable-baselines3 takes.
+on one core; Gymnasium's environments in both. Initial weights and random numbers are each
+library's own. Ratio: how many times as long stable-baselines3 takes.
 """
 RSL_RL = """\
 The same task, steps, seeds and hyper-parameters

@@ -1,5 +1,6 @@
 """Modified SAC (ElegantRL, 2022): the better the critics, the more often the actor is updated; it
-has a target network too.
+has a target network too. ElegantRL has changed its AgentModSAC since: eight critics, whose mean the
+actor maximises, a temperature that begins at exp(-1), a target entropy of -log(actions).
 """
 
 import math

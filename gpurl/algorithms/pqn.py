@@ -1,5 +1,5 @@
 """Parallelised Q-network (Gallici et al. 2024): Q-learning on rollouts, with layer normalisation in
-place of a replay buffer and a target network.
+place of a replay buffer and a target network. Its optimiser is Adam, the publication's RAdam.
 """
 
 from dataclasses import dataclass, field
