@@ -46,27 +46,40 @@ typedef struct {
     float *scratch; /* [threads, scratch_floats] */
 } Job;
 
-/* ---- memory: reused by the next call, of which only one runs at a time ---- */
+/* ---- memory: of each caller, reused by the next call that takes it ---- */
 
-static float *arena;
-static int64_t arena_floats;
+/* volatile: a process may fork at any time, and its child reads them */
+static struct {
+    float *volatile floats;
+    volatile int64_t count;
+} arenas[CALLERS];
 
-/* NULL if there is no memory */
-static float *memory_of(int64_t floats)
+/* A caller that nobody is, locked; where there is none, the first one once it is free */
+static int take_caller(void)
 {
-    if (floats <= arena_floats) return arena;
-    float *old = arena;
-    /* before it is freed: a forked process must not use it */
-    arena = NULL;
-    arena_floats = 0;
-    free(old);
-    arena = new_floats(floats);
-    if (arena) arena_floats = floats;
-    return arena;
+    for (int caller = 0; caller < CALLERS; caller++)
+        if (!pthread_mutex_trylock(&callers[caller])) return caller;
+    pthread_mutex_lock(&callers[0]);
+    return 0;
 }
 
-/* Set sizes and addresses in the arena; 1 if there is no memory */
-static int prepare(Job *job, int is_backward)
+/* NULL if there is no memory */
+static float *memory_of(int caller, int64_t floats)
+{
+    if (floats <= arenas[caller].count) return arenas[caller].floats;
+    float *old = arenas[caller].floats;
+    /* before it is freed: a forked process must not use it */
+    arenas[caller].count = 0;
+    arenas[caller].floats = NULL;
+    free(old);
+    float *memory = new_floats(floats);
+    arenas[caller].floats = memory;
+    if (memory) arenas[caller].count = floats;
+    return memory;
+}
+
+/* Set sizes, and addresses in the memory of the caller; 1 if there is no memory */
+static int prepare(Job *job, int caller, int is_backward)
 {
     /* widths and strides of each layer, offsets of its panels and of the sums of its bias */
     int64_t weights = 0, at[MAX_LAYERS], used = 0, gathered = 0;
@@ -104,7 +117,7 @@ static int prepare(Job *job, int is_backward)
     /* memory: panels, sums, scratch */
     job->scratch_floats = BLOCK * (3 * job->widest + (is_backward ? gathered : 0));
     int64_t sums = is_backward ? job->members * job->slices * job->num_sums : 0;
-    float *memory = memory_of(used + sums + job->threads * job->scratch_floats);
+    float *memory = memory_of(caller, used + sums + job->threads * job->scratch_floats);
     if (!memory) return 1;
     for (int64_t l = 0; l < job->count; l++) {
         Layer *p = &job->layers[l];
@@ -324,13 +337,13 @@ static Job job_of(const int64_t *sizes, void *const *tensors)
 EXPORT int stack_forward(const int64_t *sizes, void *const *tensors)
 {
     Job job = job_of(sizes, tensors);
-    pthread_mutex_lock(&callers[0]);
-    int failed = prepare(&job, 0);
+    int caller = take_caller();
+    int failed = prepare(&job, caller, 0);
     if (!failed) {
         run_slices(pack_forward, &job, job.members * job.count, job.threads);
         run_slices(run_forward, &job, job.members * job.slices, job.threads);
     }
-    pthread_mutex_unlock(&callers[0]);
+    pthread_mutex_unlock(&callers[caller]);
     return failed;
 }
 
@@ -338,14 +351,14 @@ EXPORT int stack_forward(const int64_t *sizes, void *const *tensors)
 EXPORT int stack_backward(const int64_t *sizes, void *const *tensors)
 {
     Job job = job_of(sizes, tensors);
-    pthread_mutex_lock(&callers[0]);
-    int failed = prepare(&job, 1);
+    int caller = take_caller();
+    int failed = prepare(&job, caller, 1);
     if (!failed) {
         run_slices(pack_backward, &job, job.members * job.count, job.threads);
         run_slices(run_backward, &job, job.members * job.slices, job.threads);
         if (job.needs_weights)
             run_slices(write_gradients, &job, job.members * job.count, job.threads);
     }
-    pthread_mutex_unlock(&callers[0]);
+    pthread_mutex_unlock(&callers[caller]);
     return failed;
 }

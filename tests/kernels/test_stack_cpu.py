@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -180,6 +181,31 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
     expected = differentiated(twin_in_float64(stack), x, gradient.double())
     for got, other in zip(results[0][2:], expected[2:]):
         assert_near(got, other, 1e-5)
+
+
+def test_threads_of_python_compute_beside_each_other() -> None:
+    """As members of a population do, each with memory of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def results(seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(300, 20, generator=generator)
+        network = networks[seed]
+        y = network(x)
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), list(network.parameters()))]
+
+    torch.manual_seed(0)
+    networks = [make_network(2, 20, 3, BodyConfig((32 + 16 * n,) * 2)) for n in range(4)]
+    try:
+        expected = [results(seed) for seed in range(4)]
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(20):
+                for got, alone in zip(threads.map(results, range(4)), expected):
+                    for one, other in zip(got, alone):
+                        assert torch.equal(one, other)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_parameters_that_c_cannot_read_are_refused() -> None:
