@@ -267,6 +267,7 @@ class Eager:
             "policy_state": list(self.policy_state),
             "statistics": self.statistics.state_dict(),
             "curriculum": self.env.curriculum_state(),
+            "skipped": self.guards.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -277,6 +278,8 @@ class Eager:
         self.iteration = state["iteration"]
         self.guards.begin(self.iteration)
         self.statistics.load_state_dict(state["statistics"], self.steps)
+        if "skipped" in state:  # checkpoints of before have it not
+            self.guards.load_state_dict(state["skipped"])
         if state["curriculum"]:
             self.env.load_curriculum_state(state["curriculum"])
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm, Decision, Metrics, PolicyState
 from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.checkpoints.state_files import State
 from gpurl.engine.eager import STAGGER_SEED, Eager, Prepared
 from gpurl.engine.pbt import PopulationBasedTraining
 from gpurl.engine.statistics import EpisodeStatistics
@@ -75,6 +76,13 @@ class PopulationGuards(Guards):
     def live(self) -> dict[int, Guards]:
         """The guards of the members that are not lost."""
         return {k: each for k, each in enumerate(self.members) if k not in self.lost}
+
+    def state_dict(self) -> State:
+        return {str(k): each.state_dict() for k, each in enumerate(self.members)}
+
+    def load_state_dict(self, state: State) -> None:
+        for k, each in enumerate(self.members):
+            each.load_state_dict(state[str(k)])
 
     def begin(self, iteration: int) -> None:
         for each in self.members:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.checkpoints.state_files import State
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.guards.contract import EnvGuard
 from gpurl.guards.finite import FiniteGuard
@@ -30,6 +31,20 @@ class Guards:
         self.finite = FiniteGuard(env_name, env.device, nan, num_inputs, groups)
         self.steps = StepGuard(algorithm)
         self.warnings: list[str] = []  # for the user, until somebody shows them
+        # what the processes that trained this run before have skipped
+        self.steps_before = 0
+        self.rows_before = 0
+
+    def state_dict(self) -> State:
+        """How many optimiser steps and rows the whole run has skipped."""
+        return {
+            "steps": self.steps_before + self.steps.total,
+            "rows": self.rows_before + self.finite.total,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on counting from `state_dict()`."""
+        self.steps_before, self.rows_before = int(state["steps"]), int(state["rows"])
 
     def begin(self, iteration: int) -> None:
         """Count from here: a run continues after this iteration."""
@@ -69,9 +84,10 @@ class Guards:
         """
         self._report_rows(values, iteration, [])
         self._report_steps(values, iteration)
-        logged = {"train/skipped_steps": float(self.steps.total)}
+        skipped = self.state_dict()
+        logged = {"train/skipped_steps": float(skipped["steps"])}
         if self.nan != "raise":
-            logged["rollout/non_finite_rows"] = float(self.finite.total)
+            logged["rollout/non_finite_rows"] = float(skipped["rows"])
         return logged
 
     def _report_rows(self, values: dict[str, float], iteration: int, env_ids: list[int]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from gpurl.algorithms import algorithm_names
 from gpurl.algorithms.base import Algorithm
-from gpurl.api import train
+from gpurl.api import resume, train
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.cli.main import main
 from gpurl.engine.cpu_ppo import PpoInC
@@ -258,10 +258,12 @@ def test_many_steps_left_out_in_a_row_end_the_run_and_are_dumped(
     assert "critic.weight " in text.partition("parameter ")[2]
     run = train("ppo", "pendulum", **settings, run_dir=str(tmp_path / "skip"), nan="skip")
     assert capsys.readouterr().err.count("8 optimiser steps were skipped") == 1
+    resume(run.folder, total_steps=4 * ITERATION)  # counts on, and warns again
+    assert capsys.readouterr().err.count("8 optimiser steps were skipped") == 1
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [
         record["train/skipped_steps"] for record in records if "train/skipped_steps" in record
-    ] == [8, 16, 24]
+    ] == [8, 16, 24, 32]
     assert all(
         bool(value.isfinite().all()) for value in load_checkpoint(run.folder)[0]["model"].values()
     )
