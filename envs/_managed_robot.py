@@ -104,7 +104,7 @@ def _joints_of(actuator: Any, names: list[str]) -> torch.Tensor:
         if not isinstance(joints, slice):
             joints = torch.as_tensor(joints).cpu().long()
         return torch.arange(len(names))[joints]
-    targets = [str(name) for name in actuator.target_names]  # mjlab's
+    targets = [str(name) for name in getattr(actuator, "target_names", ())]  # mjlab's
     return torch.tensor([names.index(name) for name in targets if name in names], dtype=torch.int64)
 
 

@@ -233,7 +233,7 @@ def run(
         if resume_from is not None and is_first:
             cleanup.enter_context(lock_run(resume_from))
         memory_user = cleanup.enter_context(explain_out_of_memory(settings_here, device))
-        # of what is continued only what setting up needs: the rest would take its memory twice
+        # only what setting up needs: the large parts are read later
         begun = None
         if resume_from is not None:
             begun, _ = load_checkpoint(resume_from, quiet=True, without=LARGE_PARTS)
@@ -373,9 +373,9 @@ def _card(settings: Settings, folder: Path) -> RunCard:
     name = f"{settings.env}-{settings.algorithm}-{folder.name}"
     root = Path(settings.train.root).expanduser().absolute()
     # a run may be resumed from another directory than that to which its root is relative
-    *_, env, algorithm, _ = folder.absolute().parts
-    if (env, algorithm) == (safe_name(settings.env), safe_name(settings.algorithm)):
-        root = folder.absolute().parents[2]
+    algorithm, env = folder.absolute().parent, folder.absolute().parent.parent
+    if (algorithm.name, env.name) == (safe_name(settings.algorithm), safe_name(settings.env)):
+        root = env.parent
     return RunCard(settings.train.project, name, str(root), settings.to_dict())
 
 

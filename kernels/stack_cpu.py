@@ -42,8 +42,8 @@ class StackCpu:
             expected = (layers[0][0].shape[0], self._shapes[-2] if self._shapes else num_inputs)
             if (members, num_inputs) != expected or bias.shape != (members, 1, num_outputs):
                 raise ValueError(
-                    f"layers do not fit each other: one of {expected[0]} members with "
-                    f"{expected[1]} inputs is followed by weights {list(weight.shape)} and biases "
+                    f"layers do not fit each other: wanted one of {expected[0]} members with "
+                    f"{expected[1]} inputs, got weights {list(weight.shape)} and biases "
                     f"{list(bias.shape)}"
                 )
             self._shapes += [num_inputs, num_outputs, ACTIVATIONS.index(activation)]

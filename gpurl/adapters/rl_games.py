@@ -18,9 +18,9 @@ class RlGamesEnv(IVecEnv):
     central value.
 
     rl_games adds gamma V(s_t) to the reward of a time-out (value_bootstrap), the value of the
-    observation before it, and has no place for final_obs. It clips actions itself (clip_actions):
-    a Box without limits is -1 to 1 for it, which it would scale to NaN otherwise.
-    Its checkpoints hold the environments' state; after a restore it begins new episodes.
+    observation before it, and has no place for final_obs. It clips actions itself (clip_actions)
+    and scales them to the limits of the Box, which must be finite: a Box without limits becomes
+    -1 to 1. Its checkpoints hold the environments' state; after a restore it begins new episodes.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -53,8 +53,9 @@ class RlGamesEnv(IVecEnv):
         if isinstance(action_space, MultiDiscrete):
             action_space = Tuple([Discrete(int(count)) for count in action_space.nvec])
         if isinstance(action_space, Box):
-            low = np.where(np.isinf(action_space.low), -1.0, action_space.low)
-            high = np.where(np.isinf(action_space.high), 1.0, action_space.high)
+            low, high = action_space.low, action_space.high
+            low = np.where(np.isinf(low), np.where(high > -1.0, -1.0, high - 2.0), low)
+            high = np.where(np.isinf(high), np.where(low < 1.0, 1.0, low + 2.0), high)
             action_space = Box(low.astype(np.float32), high.astype(np.float32))
         return {
             "observation_space": self.env.single_observation_space,

@@ -48,8 +48,9 @@ def write_state_files(folder: Path, parts: dict[str, State]) -> None:
 def read_state_files(
     folder: Path, device: str | torch.device, without: Collection[str] = ()
 ) -> dict[str, State]:
-    """The parts that `write_state_files` wrote, tensors on `device`; damaged content raises errors
-    of many types. without: parts that are not read and come as {}.
+    """The parts that `write_state_files` wrote, tensors on `device`, a replay buffer on the host:
+    the one into which it is copied may fill the device. Damaged content raises errors of many
+    types. without: parts that are not read and come as {}.
     """
     encoded, _ = read_json(folder / "state.json")
     # one file a part
@@ -64,8 +65,9 @@ def read_state_files(
             continue
         with safe_open(folder / f"{name}.safetensors", framework="pt", device="cpu") as file:
             # pages of the file, copied: they outlive it, are on `device` and share no storage
+            place = "cpu" if name == "replay" else device
             keys = file.keys()
-            tensors = {key: file.get_tensor(key).to(device, copy=True) for key in keys}
+            tensors = {key: file.get_tensor(key).to(place, copy=True) for key in keys}
         decoded = _decode(state, tensors)
         if tensors or not isinstance(decoded, dict):
             raise CheckpointError(

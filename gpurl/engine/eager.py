@@ -278,7 +278,7 @@ class Eager:
         self.iteration = state["iteration"]
         self.guards.begin(self.iteration)
         self.statistics.load_state_dict(state["statistics"], self.steps)
-        if "skipped" in state:  # checkpoints of before have it not
+        if "skipped" in state:  # older checkpoints lack it
             self.guards.load_state_dict(state["skipped"])
         if state["curriculum"]:
             self.env.load_curriculum_state(state["curriculum"])

@@ -23,6 +23,9 @@ from gpurl.engine.population import Population, Result
 from gpurl.engine.stack import Stack
 from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.guards.finite import FiniteGuard
+from gpurl.guards.guards import Guards
+from gpurl.guards.steps import StepGuard
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.batch_norm import BatchNorm
@@ -46,6 +49,9 @@ OUTSIDE: dict[type, tuple[str, ...]] = {
     FlatAdam: ("initial_rate",),
     CounterRandom: ("seed", "_ahead"),
     EpisodeStatistics: ("logged_episodes", "began"),
+    Guards: ("steps_before", "rows_before"),
+    StepGuard: ("total",),
+    FiniteGuard: ("total",),
 }
 # modules of torch that gpurl's networks consist of, and plain layers
 KNOWN = (nn.ModuleList, nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten, nn.ReLU, nn.Tanh, nn.ELU)

@@ -36,7 +36,7 @@ class Guards:
         self.rows_before = 0
 
     def state_dict(self) -> State:
-        """How many optimiser steps and rows the whole run has skipped."""
+        """How many optimiser steps and rows the whole run has skipped, as far as reported."""
         return {
             "steps": self.steps_before + self.steps.total,
             "rows": self.rows_before + self.finite.total,

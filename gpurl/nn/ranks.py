@@ -31,7 +31,9 @@ class Alone:
         return flags
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """On rank 0 the tensor of each rank, all of one shape and dtype; elsewhere []."""
+        """On rank 0 the tensor of each rank, on the host, all of one shape and dtype; elsewhere
+        [].
+        """
         return [tensor]
 
     def share(self, value: Any) -> list[Any]:

@@ -288,9 +288,10 @@ def moving_mean(values: list[float]) -> list[float]:
     half = max(len(values) // 40, 1)
     column = np.array(values, np.float64)
     is_finite = np.isfinite(column)
-    # sums and counts of all before each value: a long run has a million of them
+    # sums and counts of all before each value: a long run has a million of them. A huge value must
+    # not round those after it
     sums, counts = (
-        np.concatenate([[0.0], np.cumsum(each)])
+        np.concatenate([[0.0], np.cumsum(each, dtype=np.longdouble)])
         for each in (np.where(is_finite, column, 0.0), is_finite)
     )
     index = np.arange(len(column))

@@ -23,7 +23,7 @@ from gpurl.run.trackers.process import IDS_FILE, OUTPUT_FOLDER
 
 MAX_HOLDER_BYTES = 1000
 LOCK_SECONDS = 0.3  # a run keeps its lock for hours: waiting longer does not help
-RANK_LOCK_SECONDS = 600.0  # the ranks of a run read it one after another
+RANK_LOCK_SECONDS = 60.0  # the ranks of a run read it one after another
 REFERENCES = "references.json"  # what its scripted policy reaches
 VIDEOS = "videos"
 # the files of a run that ended before its first checkpoint

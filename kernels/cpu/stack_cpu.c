@@ -54,7 +54,7 @@ static struct {
     volatile int64_t count;
 } arenas[CALLERS];
 
-/* A caller that nobody is, locked; where there is none, the first one once it is free */
+/* Locks a caller that is free; if none is, waits for the first */
 static int take_caller(void)
 {
     for (int caller = 0; caller < CALLERS; caller++)

@@ -458,7 +458,7 @@ def test_critics_that_are_drawn_compute_as_the_others_and_are_no_part_of_a_check
     algorithm = make("redq")
     algorithm.set_precision("bf16")
     (drawn,) = algorithm._drawn_critics
-    assert {layer.dtype for layer in drawn.layers} == {torch.bfloat16}
+    assert [layer.dtype for layer in drawn.layers] == [torch.bfloat16, torch.bfloat16, None]
     assert [tuple(parameter.shape[:1]) for parameter in drawn.parameters()] == [(2,)] * 6
     owned = {id(parameter) for parameter in algorithm.parameters()}
     assert not owned & {id(parameter) for parameter in drawn.parameters()}

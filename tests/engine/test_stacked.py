@@ -353,7 +353,9 @@ def test_a_checkpoint_goes_on(algorithm: str) -> None:
     whole, first, second = (make("on", algorithm, "pendulum") for _ in range(3))
     iterate(whole, 6)
     iterate(first, 3)
+    first.guards.members[1].steps.total = 3  # has skipped steps
     second.load_state_dict(first.state_dict())
+    assert second.guards.members[1].state_dict() == {"steps": 3, "rows": 0}
     for one, other in zip(second.members, first.members):
         one.algorithm.load_state_dict(other.algorithm.state_dict())
         one.algorithm.load_extra_state(other.algorithm.extra_state())
@@ -363,8 +365,10 @@ def test_a_checkpoint_goes_on(algorithm: str) -> None:
     second.load_episodes(first.env.state_dict(), first.state_dict(), SEED)
     for number in (3, 4, 5):
         second.iterate(number / 6)
+    assert second._stack is not None
     assert whole.steps == second.steps
-    got, expected = ([each | {"guards": {}} for each in states(one)] for one in (second, whole))
+    parts = {"guards": {}, "skipped": {}}
+    got, expected = ([each | parts for each in states(one)] for one in (second, whole))
     assert_close(got, expected)  # guards count the steps of a process
 
 

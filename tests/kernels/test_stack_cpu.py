@@ -183,8 +183,8 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
         assert_near(got, other, 1e-5)
 
 
-def test_threads_of_python_compute_beside_each_other() -> None:
-    """As members of a population do, each with memory of its own."""
+def test_threads_of_python_have_memory_of_their_own() -> None:
+    """As members of a population, which compute beside each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
 

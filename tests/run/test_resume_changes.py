@@ -216,10 +216,13 @@ def test_what_is_not_needed_is_not_read(tmp_path: Path, monkeypatch: pytest.Monk
         read.append({name for name, part in parts.items() if part})
         return parts
 
+    hashed, sha256 = list[str](), folders._sha256
     monkeypatch.setattr(folders, "read_state_files", read_and_note)
+    monkeypatch.setattr(folders, "_sha256", lambda file: hashed.append(file.stem) or sha256(file))
     gpurl.load(folder)
     assert "model" in read[0]
     assert not read[0] & {"replay", "training", "env"}
+    assert set(hashed) == {"state", *read[0]}
     read.clear()
     resume(folder, total_steps=160)
     # the settings, what setting up needs, and all of it
@@ -254,4 +257,5 @@ def test_trackers_find_their_run_from_another_directory(
     first = api._card(settings, folder)
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert api._card(settings, folder).root == first.root == str(tmp_path / "here" / "runs")
-    assert api._card(settings, tmp_path / "mine").root == str(tmp_path / "elsewhere" / "runs")
+    for chosen in (tmp_path / "mine", Path("/mine")):
+        assert api._card(settings, chosen).root == str(tmp_path / "elsewhere" / "runs")

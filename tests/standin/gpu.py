@@ -186,7 +186,9 @@ TORCH_CUDA_FUNCTIONS: dict[str, Any] = {
     "current_device": lambda: 0,
     "set_device": lambda device: None,
     "get_device_capability": lambda device=0: (9, 0),
-    "get_device_properties": lambda device=0: SimpleNamespace(multi_processor_count=132),
+    "get_device_properties": lambda device=0: SimpleNamespace(
+        major=9, minor=0, multi_processor_count=132
+    ),
     "get_device_name": lambda device=0: "a GPU that computes nothing",
     "device": lambda device: nullcontext(),
     "current_stream": lambda device=None: Stream(number=gpu.stream),
