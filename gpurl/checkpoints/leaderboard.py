@@ -224,10 +224,11 @@ class Leaderboard:
     def _drop(self, dropped: Sequence[Entry], listed: Sequence[Entry]) -> None:
         """Delete the checkpoints of entries that are on the list no more, or with another step."""
         names = {each.name for each in listed}
+        kept = {(each.name, each.step) for each in listed}
         for each in dropped:
             if each.name not in names:
                 shutil.rmtree(self.folder / ENTRIES / each.name, ignore_errors=True)
-            if self.storage is not None:
+            if self.storage is not None and (each.name, each.step) not in kept:
                 self.storage.remove_folder(f"{ENTRIES}/{each.name}/{step_name(each.step)}")
 
     def _write(self, entries: Sequence[Entry]) -> None:

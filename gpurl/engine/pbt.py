@@ -2,12 +2,14 @@
 of a population go on from the state of better ones, with other settings.
 """
 
-import copy
 import math
 import uuid
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.leaderboard import Entry, Leaderboard, draw_entry, same_form
@@ -190,8 +192,12 @@ class PopulationBasedTraining:
 
     def _source(self, k: int, score: float) -> Source:
         algorithm = self.members[k].algorithm
-        state = copy.deepcopy((dict(algorithm.state_dict()), algorithm.extra_state()))
-        return Source(f"member {k}", k, score, *state, self.settings_of(k))
+        # clones: a deep copy of a tensor would copy the memory that stacked members share
+        model, training = (
+            tree_map_only(Tensor, Tensor.clone, state)
+            for state in (dict(algorithm.state_dict()), algorithm.extra_state())
+        )
+        return Source(f"member {k}", k, score, model, training, self.settings_of(k))
 
     # ---- states ----
 

@@ -95,10 +95,10 @@ class PersistentRollout(Eager):
     def collect(self) -> None:
         """Play all steps of the buffer from `self.obs` [N, D], which is updated in place."""
         buffer = self.buffer
-        # at first: columns that the kernel writes, and observations in rows, as it reads them
+        # columns that the kernel writes
         if not buffer.columns:
             buffer.set_columns(self._columns(buffer.horizon)._asdict())
-            self.obs = self.obs.contiguous()
+        self.obs = self.obs.contiguous()  # the kernel reads and writes rows
         # play, and keep the newest finished episodes
         in_triton = self.env.in_triton()
         random = self.algorithm.action_random

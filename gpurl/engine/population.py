@@ -330,6 +330,7 @@ class Population(Eager):
         metrics = super().iterate(progress)
         for member in self._members:
             member.buffer.clear()
+            member.steps, member.iteration = self.steps, self.iteration
         if self.pbt is not None and self.pbt.is_due(before, self.steps):
             self._select(self.pbt)
         return metrics
@@ -372,12 +373,12 @@ class Population(Eager):
     # ---- states ----
 
     def state_dict(self) -> dict[str, Any]:
-        # the hidden states of all
+        # the hidden states of all: a copy, since CUDA graphs hold the addresses of their own
         states = zip(*(member.policy_state for member in self._members))
-        self.policy_state = tuple(torch.cat(memories) for memories in states)
+        policy_state = [torch.cat(memories) for memories in states]
         lost = {str(k): reason for k, reason in self.guards.lost.items()}
         pbt = {} if self.pbt is None else self.pbt.state_dict()
-        return super().state_dict() | {"lost": lost, "pbt": pbt}
+        return super().state_dict() | {"policy_state": policy_state, "lost": lost, "pbt": pbt}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -55,6 +55,14 @@ class FiniteGuard:
         )
         self.evidence: dict[str, Tensor] = {}  # [T, ...] columns of the first bad environment
 
+    def begin(self) -> None:
+        """Forget what was found and not reported: a member that was lost goes on with the weights
+        of another one.
+        """
+        self.findings.first.fill_(-1)
+        for each in (self.findings.keys, self.findings.count, self.findings.policy_diverged):
+            each.zero_()
+
     def clean(self, buffer: RolloutBuffer) -> Tensor | None:
         """Mark and zero bad rows; returns which environments had any, [N] bool, or None if the host
         knows that all is finite.

@@ -49,6 +49,7 @@ class Guards:
     def begin(self, iteration: int) -> None:
         """Count from here: a run continues after this iteration."""
         self.steps.begin(iteration)
+        self.finite.begin()
 
     def bad_weights(self) -> str:
         """A description of weights that are not finite; empty if all are finite. A host sync."""

@@ -112,10 +112,12 @@ def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
     else:
         engine.begin(seed + engine.iteration, stagger)
     # the replay buffer, whose newest episodes end if the environments start new ones
+    engine.stored = 0
     for key, member in members.items():
         stored = member.algorithm.load_replay_state(states["replay"][key])
-        engine.stored = stored * engine.ranks.count
-        if stored and not parts["env"]:
+        # of a member that was lost early it is less
+        engine.stored = max(engine.stored, stored * engine.ranks.count)
+        if not parts["env"]:
             member.algorithm.mark_episode_break()
 
 

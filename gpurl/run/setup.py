@@ -156,7 +156,9 @@ def make_population(
     if env.device.type == "cpu":
         total = config.threads or torch.get_num_threads()
         workers = min(len(algorithms), total)
-        torch.set_num_threads(earlier or total // workers)
+        # those of the checkpoint, if they are not set and there are as many
+        keeps = earlier is not None and config.threads is None and earlier * workers <= total
+        torch.set_num_threads(earlier if keeps and earlier else total // workers)
     policy_env = AppendPrivilegedState(env) if first.num_state else env
     options = settings.pbt_options()
     engine, reasons = choose_population(

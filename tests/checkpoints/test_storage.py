@@ -66,6 +66,15 @@ def test_two_copies_share_a_leaderboard(url: str, tmp_path: Path) -> None:
     assert files_of(url) == {"leaderboard.json", *expected}
 
 
+def test_a_better_entry_of_the_same_step_keeps_its_files(url: str, tmp_path: Path) -> None:
+    board = Leaderboard(tmp_path / "one", 2, Storage(url))
+    for score in (1.0, 2.0):
+        assert board.submit(entry("a", score, 5), parts_of(score))
+    other = Leaderboard(tmp_path / "two", 2, Storage(url))
+    assert other.entries() == (entry("a", 2.0, 5),)
+    assert other.load(entry("a", 2.0, 5), CPU)["weights"]["w"].tolist() == [2.0] * 3
+
+
 def test_the_storage_has_a_leaderboard_of_its_own(url: str, tmp_path: Path) -> None:
     """Files that were fetched by any other program are a leaderboard, too."""
     board = Leaderboard.at_url(url, 2)

@@ -401,6 +401,33 @@ def test_graphs_of_a_stack_are_iterations_without(
     assert_same(graphed.obs, plain.obs)
 
 
+def test_a_checkpoint_leaves_graphs_the_memory_that_they_hold() -> None:
+    """Two of them, and the hidden states in the second are those of now."""
+    changes = {"network": {"memory": "gru", "memory_size": 8}}
+    plain = make("on", "ppo", "pendulum", **changes)
+    graphed = make("on", "ppo", "pendulum", graph="auto", backend=FakeGraphs(), **changes)
+    for _ in range(3):
+        for engine in (plain, graphed):
+            iterate(engine, 6)
+        got, expected = (engine.state_dict()["policy_state"] for engine in (graphed, plain))
+        assert_same(got, expected)
+        assert_same(graphed.policy_state, plain.policy_state)
+    assert graph_level(graphed) == "full"
+
+
+def test_a_member_that_goes_on_is_not_blamed_for_what_it_found_before() -> None:
+    engine = make("on", "ppo", "pendulum")
+    iterate(engine, 6)
+    finite = engine.guards.members[1].finite
+    finite.findings.policy_diverged.fill_(True)
+    finite.findings.count.fill_(3)
+    engine.guards.lost[1] = "diverged"
+    engine._revive(1)
+    values = {name: float(value) for name, value in finite.metrics().items()}
+    assert values["policy_diverged"] == values["non_finite_rows"] == 0.0
+    assert values["first_non_finite"] == -1.0
+
+
 def test_graphs_read_what_selection_changes() -> None:
     plain = make("on", **PBT)
     graphed = make("on", graph="auto", backend=FakeGraphs(), **PBT)

@@ -197,6 +197,7 @@ def test_two_runs_share_a_leaderboard(
     small_run(tmp_path / "one", 4, **settings)
     first = Leaderboard(tmp_path / "board", 8).entries()
     assert 4 <= len(first) <= 8
+    assert all(each.step > 0 and each.step % ITERATION == 0 for each in first)
     small_run(tmp_path / "two", 4, **(settings | {"seed": 100, "quiet": False}))
     both = Leaderboard(tmp_path / "board", 8).entries()
     assert len({each.name.split("-")[0] for each in both}) == 2
