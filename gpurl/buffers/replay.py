@@ -15,6 +15,7 @@ from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.replay import (
     DONE,
+    INVALID,
     Batch,
     Block,
     new_ring,
@@ -118,6 +119,10 @@ class Replay:
         fields = batch._asdict()
         columns = self.rows.unpack(fields.pop("numbers"))
         return columns | fields
+
+    def invalidate(self) -> None:
+        """Never train on what is stored so far."""
+        self.ring.flags.bitwise_or_(INVALID)
 
     def mark_episode_break(self, mask: Tensor) -> None:
         """Truncate the newest step of the environments in mask [N] bool, which were reset from

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, Metrics, PolicyState
+from gpurl.algorithms.off_policy import OffPolicy
 from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager, Prepared
 from gpurl.engine.graphs import Backend, Graphed
@@ -278,6 +279,13 @@ class StackedPopulation(Population):
         super().forget(k)
         for memory in self.policy_state:
             memory.unflatten(0, (-1, self.num_envs))[k] = 0.0
+
+    def _revive(self, k: int) -> None:
+        super()._revive(k)
+        algorithm = self._members[k].algorithm
+        if self._stack is not None and isinstance(algorithm, OffPolicy):
+            # it has stored what its idling environments did as results of its policy's actions
+            algorithm.replay.invalidate()
 
     def state_dict(self) -> dict[str, Any]:
         if self._stack is not None:

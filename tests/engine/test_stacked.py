@@ -428,6 +428,18 @@ def test_a_member_that_goes_on_is_not_blamed_for_what_it_found_before() -> None:
     assert values["first_non_finite"] == -1.0
 
 
+def test_a_member_that_goes_on_learns_nothing_from_idling() -> None:
+    engine = make("on", "sac", "pendulum")
+    iterate(engine, 6)
+    engine.guards.lost[1] = "diverged"
+    iterate(engine, 1)
+    engine._revive(1)
+    weights = [member.algorithm.sample_batch()["weight"] for member in engine.members]
+    assert [bool(each.any()) for each in weights] == [True, False, True]
+    iterate(engine, 2)
+    assert any(bool(engine.members[1].algorithm.sample_batch()["weight"].any()) for _ in range(20))
+
+
 def test_graphs_read_what_selection_changes() -> None:
     plain = make("on", **PBT)
     graphed = make("on", graph="auto", backend=FakeGraphs(), **PBT)
