@@ -61,9 +61,8 @@ def replace_file(path: Path, content: bytes) -> None:
             raise OSError(errno.EINVAL, "it is no regular file", path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb", opener=_open) as stream:
-            stream.write(content)
-            stream.flush()
+        write_regular(temporary, content)
+        with open_regular(temporary) as stream:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     finally:
