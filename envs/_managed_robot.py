@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from gpurl.envs._torch_spaces import POLICY_GROUPS
 from gpurl.envs.vec_env import Info
 
-POLICY_GROUPS = ("policy", "actor")  # of the observations that the policy gets
 # of joints, as Isaac Lab and mjlab call them
 JOINT_COLUMNS = ("default_joint_pos", "joint_stiffness", "joint_damping")
 GAINS = {"joint_stiffness": "stiffness", "joint_damping": "damping"}  # of an actuator

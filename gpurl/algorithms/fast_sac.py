@@ -17,9 +17,9 @@ class FastSACConfig(SACConfig):
     the task), the standard deviation may reach exp(2) (1 there), the temperature is updated with
     the actor (with every critic step there), relu in place of SiLU, Adam's second beta is 0.999
     (0.95 there), and both critics learn the mean of the two target distributions (each its own
-    there). target_entropy 0 is that of actions in [-1, 1], which is more noise than there: its
-    actions are wider, 2 to 10 for a joint, so its 0 is about -0.7 to -2.3 an action in these units.
-    Its standard deviation begins at 0.08 for all observations, here at about 1.
+    there). target_entropy is that of actions in [-1, 1]; there it is that of actions scaled to each
+    joint's range, so its 0 is less noise where ranges are wider. There the output layers begin at
+    zero, so the standard deviation begins at exp(-2.5) for all observations, here at about 1.
     """
 
     updates: int = 8

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from gpurl import __version__
 from gpurl.checkpoints.plain_files import make_folder, read_at_most
-from gpurl.checkpoints.run_parts import Parts, check_parts
+from gpurl.checkpoints.run_parts import ON_HOST, Parts, check_parts
 from gpurl.checkpoints.state_files import read_json, read_state_files, write_state_files
 from gpurl.errors import CheckpointError
 
@@ -319,7 +319,7 @@ def _load(
 ) -> tuple[Parts, Manifest]:
     manifest = _check(folder, without)
     with _name_damage(folder):
-        parts = read_state_files(folder, device, without)
+        parts = read_state_files(folder, device, without, ON_HOST)
         check_parts(parts)
         return parts, manifest
 

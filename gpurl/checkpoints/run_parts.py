@@ -11,6 +11,8 @@ Parts = dict[str, State]
 
 # without them a checkpoint still says what its run is
 LARGE_PARTS = ("model", "training", "env", "replay")
+# read to the host: the replay buffer into which it is copied may fill the device
+ON_HOST = ("replay",)
 
 # types of the values that are read before the checkpoint is compared with the run
 FORM: dict[str, dict[str, tuple[type, ...]]] = {

@@ -46,11 +46,14 @@ def write_state_files(folder: Path, parts: dict[str, State]) -> None:
 
 
 def read_state_files(
-    folder: Path, device: str | torch.device, without: Collection[str] = ()
+    folder: Path,
+    device: str | torch.device,
+    without: Collection[str] = (),
+    on_host: Collection[str] = (),
 ) -> dict[str, State]:
-    """The parts that `write_state_files` wrote, tensors on `device`, a replay buffer on the host:
-    the one into which it is copied may fill the device. Damaged content raises errors of many
-    types. without: parts that are not read and come as {}.
+    """The parts that `write_state_files` wrote, tensors on `device`, those of `on_host` in memory
+    of the host. Damaged content raises errors of many types. without: parts that are not read and
+    come as {}.
     """
     encoded, _ = read_json(folder / "state.json")
     # one file a part
@@ -64,8 +67,8 @@ def read_state_files(
             parts[name] = {}
             continue
         with safe_open(folder / f"{name}.safetensors", framework="pt", device="cpu") as file:
-            # pages of the file, copied: they outlive it, are on `device` and share no storage
-            place = "cpu" if name == "replay" else device
+            # pages of the file, copied: they outlive it, are on the device and share no storage
+            place = "cpu" if name in on_host else device
             keys = file.keys()
             tensors = {key: file.get_tensor(key).to(place, copy=True) for key in keys}
         decoded = _decode(state, tensors)

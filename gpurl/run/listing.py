@@ -26,8 +26,8 @@ from gpurl.run.trackers.tracker import flat
 
 MAX_ENDED_BYTES = 1 << 14
 MAX_DEPTH = 8  # folders below ROOT
-# pictures and pages, also half written; an exported policy is perhaps in use
-PICTURES = (".png", ".gif", ".mp4", ".webm", ".html", ".tmp")
+# pictures and pages; an exported policy is perhaps in use
+PICTURES = (".png", ".gif", ".mp4", ".webm", ".html")
 RETURN = b'"eval/mean_reward"'
 TRAINING_RETURN = b'"rollout/ep_rew_mean"'
 
@@ -210,6 +210,7 @@ def obstacle_to_delete(entry: RunEntry) -> str:
         if path.name not in RUN_FILES
         and not path.name.startswith(EVENT_FILES)
         and path.suffix not in PICTURES
+        and not (path.name.startswith(".") and path.suffix == ".tmp")  # half written
     )
     return f"it holds other files: {', '.join(others)}" if others else ""
 

@@ -156,9 +156,10 @@ def make_population(
     if env.device.type == "cpu":
         total = config.threads or torch.get_num_threads()
         workers = min(len(algorithms), total)
-        # those of the checkpoint, if they are not set and there are as many
-        keeps = earlier is not None and config.threads is None and earlier * workers <= total
-        torch.set_num_threads(earlier if keeps and earlier else total // workers)
+        each = total // workers
+        if earlier is not None and config.threads is None and earlier <= each:
+            each = earlier  # of the checkpoint: they change the last bits of sums
+        torch.set_num_threads(each)
     policy_env = AppendPrivilegedState(env) if first.num_state else env
     options = settings.pbt_options()
     engine, reasons = choose_population(

@@ -218,13 +218,15 @@ def test_prune_deletes_only_with_yes_and_by_default_what_holds_nothing(
 def test_prune_keeps_what_runs_and_what_holds_files_of_the_user(root: Path, capsys: Any) -> None:
     (root / "stopped" / "thesis.tex").write_text("mine")
     (root / "stopped" / "policy.onnx").write_text("perhaps in use")
+    (root / "stopped" / "my.tmp").write_text("mine")
     (root / "stopped" / "videos").mkdir()  # a run makes them
+    (root / "stopped" / ".learning_curve.png.7.tmp").touch()
     words = ["runs", str(root), "--prune", "--yes", "--filter", "env=pendulum"]
     with lock_run(root / "a" / "finished"):
         assert main(words) == 0
     output = capsys.readouterr().out
     assert "a/finished: it is running" in output
-    assert "stopped: it holds other files: policy.onnx, thesis.tex" in output
+    assert "stopped: it holds other files: my.tmp, policy.onnx, thesis.tex" in output
     assert {run.name for run in find_runs(root)} == {"a/finished", "a/other", "stopped"}
 
 
