@@ -200,6 +200,7 @@ def test_the_command_writes_beside_the_numbers_or_elsewhere(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plot", "--bench", str(results)]) == 0
+    assert main(["plot", "--bench", str(results), "--by", "seed"]) == 2
     assert main(["plot", "--bench", str(results), "--out", str(results / "deep" / "pictures")]) == 0
     pictures = [
         results / "throughput_cpu.png",

@@ -137,6 +137,7 @@ def test_what_cannot_be_shown_is_said(
 ) -> None:
     for words, message in (
         (["--viewer", "--video", "x.mp4"], "--video and --height are of a video"),
+        (["--viewer", "--device", "cuda"], "--viewer plays on the CPU: leave out --device cuda"),
         (["--port", "8081"], "--port is of the viewer"),
         (["--viewer", "--port", "80"], "port must be from 1024 to 65535, got 80"),
         (["--viewer", "--speed", "9"], "speed must be from 0.1 to 4.0, got 9.0"),

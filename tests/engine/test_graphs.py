@@ -607,3 +607,14 @@ def running_state_after(iterations: int) -> dict[str, Any]:
     for _ in range(iterations):
         trainer.iterate()
     return running_state(trainer.engine)
+
+
+def test_a_member_that_was_lost_no_longer_plays_in_graphs() -> None:
+    trainer = make_trainer()
+    one, other = trainer.algorithm, make_trainer().algorithm
+    env = make_env("chasing", 4, "cpu", 0)
+    evaluations = Evaluations(env, "chasing", trainer.settings.train)
+    player = evaluations._player_of((one, other), env, lambda: None)
+    player.obstacle = "it is kept"
+    assert evaluations._player_of((one, other), env, lambda: None) is player
+    assert evaluations._player_of((one, None), env, lambda: None) is not player

@@ -118,6 +118,24 @@ def iterate(engine: Eager, iterations: int = 4) -> list[Metrics]:
     return logged
 
 
+@pytest.mark.parametrize(
+    ("earlier", "threads", "expected"), [(None, None, 2), (1, None, 1), (3, None, 2), (1, 4, 2)]
+)
+def test_a_resumed_population_takes_the_threads_that_there_are(
+    earlier: int | None, threads: int | None, expected: int
+) -> None:
+    """earlier: of a member, in the checkpoint; of four threads two members have two each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        settings = settings_of("ppo", WALK, 2, threads=threads)
+        made = make_env(WALK, 2 * ENVS, "cpu", SEED)
+        make_population(settings, algorithms_of(settings, made, SEED), made, earlier)
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
+
+
 def member_state(member: Eager) -> dict[str, Any]:
     """What iterations change of a member or a single run; the environments are compared by what
     they show.

@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torch import Tensor
@@ -19,6 +20,7 @@ from gpurl.envs.torch_env import State
 from gpurl.errors import CheckpointError
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.callbacks import Callback, RunView
+from gpurl.run.resume import _restore
 from gpurl.run.run_folder import LOCK_SECONDS, create_run_folder, lock_run
 from gpurl.run.settings import make_settings, merge
 from tests.small_runs import small_settings
@@ -259,3 +261,19 @@ def test_trackers_find_their_run_from_another_directory(
     assert api._card(settings, folder).root == first.root == str(tmp_path / "here" / "runs")
     for chosen in (tmp_path / "mine", Path("/mine")):
         assert api._card(settings, chosen).root == str(tmp_path / "elsewhere" / "runs")
+
+
+def test_stored_are_the_steps_of_the_member_that_has_most() -> None:
+    """The last one may have been lost early."""
+    members = [Mock(), Mock()]
+    for member, stored in zip(members, (64, 8)):
+        member.algorithm.load_replay_state.return_value = stored
+    engine = Mock(members=members, ranks=Mock(count=2), iteration=3)
+    of_each: dict[str, Any] = {"0": {}, "1": {}}
+    parts = dict.fromkeys(("model", "training", "replay"), of_each) | {"trainer": {}, "env": {}}
+    _restore(engine, parts, seed=0, stagger=True)
+    assert engine.stored == 128
+    # the simulator had no state: episodes begin anew
+    engine.begin.assert_called_once_with(3, True)
+    for member in members:
+        member.algorithm.mark_episode_break.assert_called_once_with()
