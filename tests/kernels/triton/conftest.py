@@ -74,6 +74,8 @@ def file_of_holes(path: Path, size: int) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _on_device(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not INTERPRETED and not COMPILED_ON:  # a file named on the command line is collected
+        pytest.fail("set TRITON_INTERPRET=1, or on a GPU GPURL_KERNEL_DEVICE=cuda", pytrace=False)
     if request.node.get_closest_marker("host"):
         yield
         return

@@ -170,9 +170,18 @@ def test_dispatch_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(launched) == (backend == "triton")
 
 
-@pytest.mark.parametrize("shapes", [((4, 2), (4, 2), (4, 2)), ((4, 2), (5, 2), (3, 2))], ids=str)
-def test_shapes_that_do_not_fit_are_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((4, 2), (4, 2), (4, 2)), r"value must be \[T \+ 1, N\].* value is \(4, 2\)"),
+        (((4, 2), (5, 2), (3, 2)), r"log_ratio must be \[T, N\].* got \(3, 2\) and \(4, 2\)"),
+    ],
+    ids=str,
+)
+def test_shapes_that_do_not_fit_are_refused(
+    shapes: tuple[tuple[int, ...], ...], message: str
+) -> None:
     reward, value, log_ratio = map(torch.zeros, shapes)
     flag = torch.zeros(shapes[0], dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"value \[T \+ 1, N\], got"):
+    with pytest.raises(ValueError, match=message):
         vtrace(reward, value, reward, flag, flag, log_ratio, GAMMA, LAMBDA)
