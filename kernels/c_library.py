@@ -175,6 +175,8 @@ def _build(compiler: str, parent: Path, version: str) -> Path:
         subprocess.run(  # noqa: S603 - no shell
             command, capture_output=True, check=True, timeout=BUILD_SECONDS
         )
+        if _fingerprint(compiler) != version:
+            raise OSError(f"sources in {FOLDER} changed while they were compiled: start again")
         target = parent / _name(version, built.read_bytes())
         with built.open("rb") as stream:
             os.fsync(stream.fileno())

@@ -17,7 +17,8 @@ NEEDS_INPUT, NEEDS_WEIGHTS, THREADS = 4, 5, 6  # indices in the sizes that stack
 class StackBatch(StackCpu):
     """Reads its input from `x` [B, in], the same for all E members.
 
-    C keeps the addresses of x, parameters and gradients: write into them, never replace them.
+    C writes into the memory of x, parameters and gradients: never replace these tensors. Memory
+    that moves, as by `share_memory()`, is followed.
     """
 
     def __init__(self, layers: Sequence[Layer], x: Tensor) -> None:
@@ -35,8 +36,11 @@ class StackBatch(StackCpu):
         for weight, bias, _ in layers:
             tensors += [weight, bias, weight.grad, bias.grad]
         self._tensors = tensors  # keeps the memory alive that C reads and writes
-        addresses = c_library.addresses(tensors)
-        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._addresses = (ctypes.c_void_p * len(tensors))()
+        weight = layers[0][0]
+        self._first = [each for each in (weight, weight.grad) if each is not None]
+        self._places = list[int | None]()  # of `_first`, when `_addresses` was filled
+        self._follow_memory()
         # sizes and addresses are made once; a call sets the three that change
         sizes = (self.members, rows, 0, True, False, False, 1, len(layers), *self._shapes)
         self._sizes = (ctypes.c_int64 * len(sizes))(*sizes)
@@ -54,7 +58,17 @@ class StackBatch(StackCpu):
         self._sizes[NEEDS_WEIGHTS] = by_weights
         self._call_c("stack_backward")
 
+    def _follow_memory(self) -> None:
+        """Take the tensors' addresses again if the first weight's or its gradient's changed: a
+        network's parameters move together.
+        """
+        places = c_library.addresses(self._first)
+        if places != self._places:
+            self._addresses[:] = c_library.addresses(self._tensors)
+            self._places = places
+
     def _call_c(self, name: str) -> None:
+        self._follow_memory()
         self._sizes[THREADS] = torch.get_num_threads()
         if getattr(c_library.functions(), name)(self._sizes, self._addresses):
             raise MemoryError("no memory for the layers' buffers")

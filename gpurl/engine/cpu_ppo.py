@@ -57,8 +57,14 @@ class PpoInC:
     def __init__(self, algorithm: PPO) -> None:
         obstacle = cpu_ppo_obstacle(algorithm)
         assert not obstacle, obstacle
-        config, optimizer = algorithm.config, algorithm.optimizer
         self.algorithm = algorithm
+        self._bind()
+
+    def _bind(self) -> None:
+        """Give C the addresses of what it reads and writes."""
+        algorithm = self.algorithm
+        config, optimizer = algorithm.config, algorithm.optimizer
+        self._places = self._places_now()
         self.kernel = kernel_of(algorithm.network)
         gaussian = gaussian_of(algorithm.head)
         self.inputs = ActInputs(
@@ -77,8 +83,22 @@ class PpoInC:
             (optimizer.state, optimizer.gradient, optimizer.learning_rate, optimizer.options),
         )
 
+    def _places_now(self) -> list[int]:
+        """Where the weights, their gradients and the normalisers' buffers are."""
+        algorithm = self.algorithm
+        normalizers = algorithm.normalizer, algorithm.value_normalizer
+        tensors = [algorithm.optimizer.flat, algorithm.optimizer.gradient]
+        tensors += [each.shift for each in normalizers if each is not None]
+        return [tensor.data_ptr() for tensor in tensors]
+
+    def _follow_memory(self) -> None:
+        """Bind again if they have moved, as `share_memory()` of the policy moves them."""
+        if self._places != self._places_now():
+            self._bind()
+
     def act(self, obs: Tensor) -> Decision:
         """obs: [N, *obs], as `PPO.act` while exploring."""
+        self._follow_memory()
         acted = self.kernel.act(rows_of(obs), self.inputs)
         self.algorithm.action_random.advance()
         columns = {"action": acted.action, "log_prob": acted.log_prob, "value": acted.value}
@@ -90,6 +110,7 @@ class PpoInC:
 
     def value(self, obs: Tensor) -> Tensor:
         """obs: [N, *obs] -> [N], as `PPO.value`."""
+        self._follow_memory()
         return self.kernel.value(rows_of(obs), self.inputs)
 
     @torch.no_grad()
@@ -97,6 +118,7 @@ class PpoInC:
         """As `PPO.learn`, on what `PPO.prepare` gave."""
         if self.algorithm.warms_critic:  # the kernel moves all weights
             return self.algorithm.learn(data)
+        self._follow_memory()
         algorithm, packed = self.algorithm, data["packed"]
         config, minibatches = algorithm.config, algorithm.minibatches
         clip_range, entropy_coef = float(algorithm.clip_range), float(algorithm.entropy_coef)
@@ -135,9 +157,7 @@ def rows_of(obs: Tensor) -> Tensor:
 
 
 def kernel_of(network: ActorCritic) -> ActorCriticCpu:
-    """The kernel on the network's weights and gradients, which stay in their CPU memory for good,
-    where FlatAdam put them.
-    """
+    """The kernel on the network's weights and gradients, in the memory where FlatAdam put them."""
     hidden = weights_and_biases(network.trunk)
     actor = network.actor.weight, network.actor.bias
     critic = network.critic.weight, network.critic.bias

@@ -99,6 +99,23 @@ def test_it_learns_what_ppo_learns(has_gaps: bool, space: Any, settings: dict[st
 
 
 @has_kernel
+def test_weights_in_shared_memory_are_followed() -> None:
+    """`share_memory()`, or sending a policy to another process, moves its tensors."""
+    algorithm, other = made(), made()
+    engine = PpoInC(other)
+    obs = torch.randn(5, 3)
+    for part in (other.network, other.normalizer, other.value_normalizer):
+        assert part is not None
+        before = engine.value(obs)
+        part.share_memory()
+        torch.testing.assert_close(engine.value(obs), before, rtol=0, atol=0)
+        expected, got = rollouts(algorithm, algorithm, False), rollouts(other, engine, False)
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(engine.value(obs), other.value(obs), rtol=1e-3, atol=1e-3)
+    assert other.optimizer.flat.is_shared()
+
+
+@has_kernel
 def test_it_learns_what_a2c_learns() -> None:
     algorithm, other = made(A2C), made(A2C)
     expected, got = rollouts(algorithm, algorithm, False), rollouts(other, PpoInC(other), False)

@@ -165,6 +165,24 @@ def test_a_damaged_library_is_built_again(
 
 
 @has_compiler
+def test_sources_that_change_meanwhile_are_not_kept_under_the_old_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a git checkout beside a training does."""
+    tiny_library(tmp_path, monkeypatch)
+    sources = tmp_path / "cpu"
+    sources.mkdir()
+    (sources / "x.c").write_text("int seven(void) { return 7; }\n")
+    monkeypatch.setattr(c_library, "FOLDER", sources)
+    compiler = tmp_path / "bin" / "cc"
+    compiler.write_text(compiler.read_text() + f'[ "$1" = --version ] || echo >> {sources}/x.c\n')
+    functions, why = c_library.load()
+    assert functions is None
+    assert "changed while they were compiled" in why
+    assert not list((tmp_path / "gpurl").iterdir())
+
+
+@has_compiler
 def test_a_library_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

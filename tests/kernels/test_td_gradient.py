@@ -187,3 +187,4 @@ def test_a_stack_with_a_batch_gives_what_the_stack_gives(members: int) -> None:
             assert other is not None
             assert parameter.grad is not None
             assert torch.equal(parameter.grad, other)
+        network.share_memory()  # moves weights and gradients; the stack follows them
