@@ -7,6 +7,7 @@ CPU only the environments whose episodes ended draw a state. Both compute the sa
 random number depends on the environment and the step, not on the batch.
 """
 
+import functools
 from abc import abstractmethod
 
 import numpy as np
@@ -37,6 +38,8 @@ State = dict[str, Tensor]
 
 FUNCTIONS = ("initial_state(rng)", "transition(state, action, rng)", "observe(state)")
 OPTIONAL_FUNCTIONS = ("observe_state(state)", "metrics(state)", "draw(canvas, state, action)")
+# what a subclass of a task with Triton functions may define without another step
+BESIDE_THE_STEP = {"draw", "picture", "mirror", "is_quick_to_make"}
 
 
 class TorchEnv(CountingEnv):
@@ -195,11 +198,6 @@ class TorchEnv(CountingEnv):
         """
         return {}
 
-    @property
-    def has_metrics(self) -> bool:
-        """Whether the task defines `metrics`: then Python steps it, not its Triton functions."""
-        return type(self).metrics is not TorchEnv.metrics
-
     def _privileged(self, key: str, state: State) -> dict[str, Tensor]:
         """{key: privileged observations}, {} if the task has none."""
         return {} if self.single_state_space is None else {key: self.observe_state(state)}
@@ -215,9 +213,29 @@ class TorchEnv(CountingEnv):
 
     def triton_task(self) -> TritonTask | None:
         """The three functions in Triton, for a step in one launch on a GPU; None if they do not
-        exist, or the task has several agents.
+        exist, or the task has several agents. A subclass that overrides a method of the step is
+        stepped by Python, unless it defines this one too.
         """
         return None
+
+    @functools.cached_property
+    def triton_obstacle(self) -> str:
+        """Why Triton functions cannot step this task, or ""."""
+        kind = type(self)
+        if self.triton_task() is None:
+            return f"{kind.__name__} has no Triton functions"
+        if kind.metrics is not TorchEnv.metrics:
+            return f"{kind.__name__}.metrics is not in Triton"
+        if self.single_state_space is not None:
+            return f"observe_state of {kind.__name__} is not in Triton"
+        # subclasses of the class that has the functions, which do not know what they override
+        for owner in kind.__mro__:
+            if "triton_task" in vars(owner):
+                return ""
+            for name in vars(owner).keys() - BESIDE_THE_STEP:
+                if not name.startswith("__") and callable(getattr(owner.__base__, name, None)):
+                    return f"{owner.__name__}.{name} is not in Triton"
+        raise AssertionError(kind)
 
     @on_own_device
     def reset(
@@ -277,15 +295,13 @@ class TorchEnv(CountingEnv):
         done = terminated | truncated
         # final observations, then autoreset
         if not host_sync_is_free(self.device):
-            # `_set_state` will overwrite tensors that the task returns unchanged
-            next_state = {
-                name: value.clone() if value is self._state[name] else value
-                for name, value in next_state.items()
-            }
+            # `_set_state` will overwrite tensors of the state that the task returns
+            next_state = {name: self._kept(value) for name, value in next_state.items()}
+            reward, terminated = self._kept(reward), self._kept(terminated)
         info = self._episode_info(done, truncated)
         info["final_obs"] = final_obs = self.observed_rows(next_state)
         info |= self._privileged("final_state", next_state)
-        if self.has_metrics:
+        if type(self).metrics is not TorchEnv.metrics:
             info["log"] = self._log_of_metrics(self.metrics(next_state), info)
         obs, state = self._autoreset(next_state, final_obs, done)
         if self.single_state_space is not None:
@@ -294,15 +310,20 @@ class TorchEnv(CountingEnv):
         self._random.advance()
         return Timestep(obs, reward, terminated, truncated, info)
 
+    def _kept(self, value: Tensor) -> Tensor:
+        """`value`, a copy of it if it is in the memory of the state."""
+        assert self._state is not None
+        memories = {each.untyped_storage()._cdata for each in self._state.values()}
+        return value.clone() if value.untyped_storage()._cdata in memories else value
+
     def in_triton(self) -> TritonEnv | None:
         """State, clocks and random streams, which the kernels change in place; None if Triton is
-        not used, the task has none of these functions, or it has metrics, which need its state.
+        not used or its functions cannot step this task: see `triton_obstacle`.
         """
-        task = self.triton_task() if use_triton(self.episode_length_buf) else None
-        if task is None or self._state is None or self.single_state_space is not None:
+        if self._state is None or not use_triton(self.episode_length_buf) or self.triton_obstacle:
             return None
-        if self.has_metrics:
-            return None
+        task = self.triton_task()
+        assert task is not None
         clocks = Clocks(self.episode_length_buf, self._episode_start, self._episode_return)
         streams = RandomStreams(self._random.key, self._random.gamma, self._random.step)
         (obs_width,) = self.single_observation_space.shape or ()

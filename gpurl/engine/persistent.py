@@ -39,10 +39,10 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
     """Why the kernel cannot play `env` with this policy, or "". May reset `env`."""
     if obstacle := triton_obstacle(algorithm):
         return obstacle
-    if not isinstance(env, TorchEnv) or env.triton_task() is None:
+    if not isinstance(env, TorchEnv):
         return f"{type(env).__name__} has no Triton functions"
-    if env.has_metrics:
-        return f"{type(env).__name__}.metrics is not in Triton"
+    if env.triton_obstacle:
+        return env.triton_obstacle
     if not isinstance(algorithm, PPO):
         return f"it is for PPO, not for {type(algorithm).__name__}"
     if obstacle := _obstacle_in_policy(algorithm):

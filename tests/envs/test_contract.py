@@ -6,13 +6,15 @@ from contextlib import nullcontext
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpurl.envs import env_names, make_env, resolve_env
-from gpurl.envs.torch_env import TorchEnv
+from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.envs.two_step_game import TwoStepGame
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
@@ -364,6 +366,41 @@ def test_nothing_reads_a_tensor_on_the_host(name: str, options: dict[str, Any]) 
         obs, _ = env.reset(options={"reset_mask": step.truncated})
     assert obs.shape == step.obs.shape == (6, *env.single_observation_space.shape)
     assert env.graph_safe
+
+
+class Delayed(TorchEnv):
+    """Observes the place before the last step; the reward is a tensor of the state."""
+
+    max_episode_steps = 3
+    single_observation_space = Box(-1e3, 1e3, (1,), np.float32)
+    single_action_space = Discrete(2)
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        now = torch.full((rng.num_envs, 1), 100.0)
+        return {"now": now, "seen": now, "bonus": rng.uniform()}
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        bonus = state["bonus"]
+        next_state = {"now": state["now"] + 1.0, "seen": state["now"], "bonus": bonus}
+        return next_state, bonus, torch.zeros_like(bonus, dtype=torch.bool)
+
+    def observe(self, state: State) -> Tensor:
+        return state["seen"]
+
+
+def test_tensors_that_a_task_passes_on_are_not_overwritten() -> None:
+    """On a GPU the state stays where it is, and each step writes into it."""
+    played = []
+    for looks in (nullcontext, no_host_syncs):
+        with looks():
+            env = Delayed(2)
+            env.reset(seed=0)
+            steps = [env.step(torch.zeros(2, dtype=torch.int64)) for _ in range(5)]
+            played.append([(one.obs, one.info["final_obs"], one.reward) for one in steps])
+    torch.testing.assert_close(*played, rtol=0, atol=0)
+    assert [final[0].item() for _, final, _ in played[1][:3]] == [100.0, 101.0, 102.0]
 
 
 def test_a_reset_of_no_environment_changes_nothing() -> None:

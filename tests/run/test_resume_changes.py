@@ -193,9 +193,6 @@ class Poor(Pendulum):
         next_state, reward, terminated = super().transition(state, action, rng)
         return next_state, reward - 100.0, terminated
 
-    def triton_task(self) -> None:
-        """The kernels do not know of it."""
-
 
 def test_an_evaluation_after_a_resume_at_the_same_step_is_stored(tmp_path: Path) -> None:
     """Else BEST is compared with a return of before."""

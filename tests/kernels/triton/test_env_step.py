@@ -13,6 +13,7 @@ from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.envs.vec_env import Timestep
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.kernels.env_step import TritonTask
 from gpurl.kernels.random import CounterRandom
 from tests.kernels.triton.conftest import DEVICE
 
@@ -100,6 +101,10 @@ class ColumnsFirst(Pendulum):
         state = super().initial_state(rng)
         return state | {"obs": state["obs"].t().contiguous().t()}
 
+    def triton_task(self) -> TritonTask:
+        """The same: only the place in memory differs."""
+        return super().triton_task()
+
 
 def test_a_state_that_is_transposed_in_memory_is_read_in_rows(
     monkeypatch: pytest.MonkeyPatch,
@@ -110,5 +115,38 @@ def test_a_state_that_is_transposed_in_memory_is_read_in_rows(
         for kind in (Pendulum, ColumnsFirst):
             env = kind(5, DEVICE, 3)
             env.reset(seed=5)
+            assert env.in_triton() is not None
             observed.append(env.step(torch.full((5, 1), 0.3)).obs.clone())
     torch.testing.assert_close(*observed)
+
+
+class Dear(Pendulum):
+    """Every step costs 7, whatever the state."""
+
+    def transition(
+        self, state: State, action: torch.Tensor, rng: CounterRandom
+    ) -> tuple[State, torch.Tensor, torch.Tensor]:
+        next_state, reward, terminated = super().transition(state, action, rng)
+        return next_state, torch.full_like(reward, -7.0), terminated
+
+
+class Plain(Pendulum):
+    """Another time limit and another picture, the same step."""
+
+    max_episode_steps = 9
+
+    def draw(self, *arguments: object) -> None:
+        """Nothing."""
+
+
+def test_a_subclass_is_stepped_by_its_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Triton functions of its base do not know them."""
+    monkeypatch.setattr(backend, "choice", "triton")
+    with no_host_syncs():
+        dear, plain = Dear(5, DEVICE), Plain(5, DEVICE)
+        for env in (dear, plain):
+            env.reset(seed=5)
+        assert dear.in_triton() is None
+        assert dear.triton_obstacle == "Dear.transition is not in Triton"
+        assert dear.step(torch.zeros(5, 1)).reward.tolist() == [-7.0] * 5
+        assert plain.in_triton() is not None
