@@ -30,9 +30,9 @@ from gpurl.errors import UsageError, install_extra
 from gpurl.native_output import dropped_lines
 
 log = logging.getLogger("gpurl")
-# fields that kinematics, com_pos and com_vel write: those that depend on qpos and qvel only
 # of its native code, which knows no log level
 NO_DRIVER = "Warp CUDA warning: Could not find or load the NVIDIA CUDA driver."
+# fields that kinematics, com_pos and com_vel write: those that depend on qpos and qvel only
 KINEMATIC = {
     "xpos",
     "xquat",
@@ -183,7 +183,8 @@ class WarpWorlds(Worlds):
                 self.at_rest[name] = getattr(self.fields, name).clone()
         # fields that `forward` writes and the task or the next step reads
         self.used = sorted(used)
-        derived = {*self.used} - {*STATE, *FORCES, *INPUTS, *CARRIED}
+        # cfrc_ext is 0 then, as no function of `forward` computes it
+        derived = {*self.used} - {*STATE, "cfrc_ext", *INPUTS, *CARRIED}
         self.forward_all = not KINEMATIC.issuperset(derived)
         names = {*self.used, *self.carried}
         names = names - {*STATE, *INPUTS} if self.forward_all else names & KINEMATIC

@@ -10,7 +10,7 @@ from gpurl.envs._counting_env import select
 from gpurl.errors import EnvError, did_you_mean
 
 STATE = ("qpos", "qvel", "act", "time", "qacc_warmstart", "ctrl")  # inputs of a step
-# zero at rest; the next step computes the other forces from them
+# zero at rest, until mj_forward or a step computes them
 FORCES = ("cfrc_ext", "qfrc_actuator", "qfrc_constraint")
 # fields that no step changes
 INPUTS = (

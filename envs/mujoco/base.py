@@ -73,9 +73,9 @@ class MujocoEnv(CountingEnv):
     XML text. `data` holds MuJoCo's fields by their names in mjData, [N, ...] float32: data.qpos,
     data.xpos, data.cfrc_ext, data.sensordata, ... The action goes to data.ctrl; its space is the
     actuators' ctrlrange. After a reset the positions and velocities of bodies, sites and geoms are
-    those of the new state, and forces are zero. If a task uses any other field (sensordata, qacc,
-    ...), mj_forward computes all fields of the new state, as in Gymnasium; this costs about a step
-    of physics when episodes end, on a GPU in each step.
+    those of the new state, and cfrc_ext is zero. If a task uses any other field (sensordata, qacc,
+    qfrc_actuator, ...), mj_forward computes all fields of the new state, as in Gymnasium; with
+    mujoco-warp this costs about a step of physics when episodes end, on a GPU in each step.
 
     A world whose state, reward or observation is not finite ends (terminated), with a reward and
     final_obs of zeros, and restarts. Its last step is no transition: info["valid"] is False there.
@@ -381,9 +381,10 @@ class MujocoEnv(CountingEnv):
         EnvError if they return something wrong. Sets the observation space if the task does not.
         """
         name = type(self).__name__
-        before = RecordedFields(fields)
+        # the worlds read fields too, as those of the task count only what it reads
+        read, before = RecordedFields(fields), RecordedFields(fields)
         action = torch.zeros(1, self.model.nu, device=self.device)
-        obs = self.observe(fields)
+        obs = self.observe(read)
         if getattr(self, "single_observation_space", None) is None:
             if not isinstance(obs, Tensor) or obs.dim() != 2:
                 hint = ""
@@ -398,15 +399,18 @@ class MujocoEnv(CountingEnv):
         width = self.single_observation_space.shape or ()
         results = {
             "observe": (obs, TensorSpec((1, *width), torch.float32)),
-            "reward": (self.reward(fields, before, action), TensorSpec((1,), torch.float32)),
-            "terminated": (self.terminated(fields), TensorSpec((1,), torch.bool)),
+            "reward": (self.reward(read, before, action), TensorSpec((1,), torch.float32)),
+            "terminated": (self.terminated(read), TensorSpec((1,), torch.bool)),
         }
         for function, (value, spec) in results.items():
             check_tensor(f"{name}.{function}", value, spec, self.device)
-        self._check_leaves_alone(fields, before, action)
-        return before.names(), fields.used()
+        used = sorted({*read.names(), *before.names()})
+        self._check_leaves_alone(fields, before, action, used)
+        return before.names(), used
 
-    def _check_leaves_alone(self, fields: Fields, before: Fields, action: Tensor) -> None:
+    def _check_leaves_alone(
+        self, fields: Fields, before: Fields, action: Tensor, used: list[str]
+    ) -> None:
         """EnvError if a function changes a field that it reads; torch counts the changes in place
         of each tensor, also those that leave the values as they are.
         """
@@ -415,7 +419,7 @@ class MujocoEnv(CountingEnv):
             "reward": lambda: self.reward(fields, before, action),
             "terminated": lambda: self.terminated(fields),
         }
-        values = {key: getattr(fields, key) for key in fields.used()}
+        values = {key: getattr(fields, key) for key in used}
         tracked = {key: value for key, value in values.items() if not value.is_inference()}
         for function, call in calls.items():
             versions = {key: value._version for key, value in tracked.items()}

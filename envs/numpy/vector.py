@@ -1,5 +1,6 @@
 """Makes the numpy vector environment behind gymnasium_cpu; its errors name the environment."""
 
+import copy
 import importlib
 import traceback
 from collections.abc import Callable, Iterator
@@ -67,15 +68,24 @@ class Watched(gymnasium.Wrapper):
         except (Exception, SystemExit) as error:
             raise self._explain("step", error) from None
         self._check("step", result, "(obs, reward, terminated, truncated, info)", 5)
-        reward: Any = result[1]
-        if getattr(reward, "ndim", 0) and reward.size != 1:
-            raise EnvError(
-                f"environment {self.index} failed in step: wanted a reward of one number, got "
-                f"shape {reward.shape}"
-            )
-        if self.watcher is not None and (result[2] or result[3]):
-            self.watcher(self.index)
-        return result
+        obs, *numbers, info = result
+        # arrays of one number become that number
+        for place, name in enumerate(("reward", "terminated", "truncated")):
+            value: Any = numbers[place]
+            if getattr(value, "ndim", 0):
+                if value.size != 1:
+                    raise EnvError(
+                        f"environment {self.index} failed in step: wanted a {name} of one number, "
+                        f"got shape {tuple(value.shape)}"
+                    )
+                numbers[place] = value.item()
+        reward, terminated, truncated = numbers
+        if terminated or truncated:
+            # the reset that follows may write into the same memory
+            obs = copy.deepcopy(obs)
+            if self.watcher is not None:
+                self.watcher(self.index)
+        return obs, reward, terminated, truncated, info
 
     def _explain(self, call: str, error: BaseException) -> EnvError | MemoryError:
         if (memory := find_out_of_memory(error)) is not None:

@@ -95,6 +95,38 @@ def test_own_vector_environments_give_the_true_transitions(vectorization: str) -
     env.close()
 
 
+class OneBuffer(gymnasium.Env):
+    """Counts its steps in one array, which it returns and resets; numbers are arrays of one."""
+
+    observation_space = Box(-9.0, 9.0, (1,), np.float32)
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self.steps = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, Any]:
+        self.steps[:] = 0.0
+        return self.steps, {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, Any, Any, Any]:
+        self.steps += 1.0
+        end = self.steps == 3.0
+        return self.steps, -(self.steps**2), end & (action > 0), end & (action <= 0), {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_reset_in_place_does_not_change_the_final_observation(vectorization: str) -> None:
+    env = GymnasiumCpu(2, env=OneBuffer, vectorization=vectorization)
+    env.reset(seed=0)
+    steps = [env.step(torch.tensor([[0.5], [-0.5]])) for _ in range(4)]
+    env.close()
+    assert [one.reward.tolist() for one in steps] == [[-1.0] * 2, [-4.0] * 2, [-9.0] * 2, [-1.0] * 2]
+    assert steps[2].info["final_obs"].tolist() == [[3.0], [3.0]]
+    assert steps[2].obs.tolist() == [[0.0], [0.0]]
+    assert steps[2].terminated.tolist() == [True, False]
+    assert steps[2].truncated.tolist() == [False, True]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 def test_foreign_vector_environments_give_the_true_transitions(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpurl.envs import make_env
 from gpurl.envs.mujoco.base import MujocoEnv
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_syncs
@@ -85,6 +86,28 @@ class SleepingArm(MujocoEnv):
         return -data.qpos[:, 0].abs()
 
 
+class HeldArm(MujocoEnv):
+    """A servo holds it at a place from which each episode begins far away."""
+
+    model_file = """
+    <mujoco>
+      <worldbody><body><joint name="swing" axis="0 1 0" range="-1 1" limited="true"/>
+        <geom type="capsule" fromto="0 0 0 0.5 0 0" size="0.05"/></body></worldbody>
+      <actuator><position joint="swing" kp="2" ctrlrange="-1 1"/></actuator>
+    </mujoco>
+    """
+    max_episode_steps = 5
+
+    def initial_state(self, rng: Any) -> tuple[Tensor, Tensor]:
+        return torch.full((rng.num_envs, 1), 1.5), torch.zeros(rng.num_envs, 1)
+
+    def observe(self, data: Any) -> Tensor:
+        return torch.cat((data.qfrc_actuator, data.qfrc_constraint), 1)
+
+    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
+        return -data.qpos[:, 0].abs()
+
+
 @pytest.fixture(scope="module", params=["mujoco", "warp"])
 def arm(request: pytest.FixtureRequest) -> Any:
     return Arm(4, seed=3, simulator=request.param)
@@ -110,6 +133,22 @@ def assert_is_forward(env: Any, obs: Tensor, row: int) -> None:
     np.testing.assert_allclose(
         obs[row].double().numpy(), forward_of(env, row), rtol=1e-4, atol=2e-4
     )
+
+
+def test_forces_after_a_reset_are_those_of_the_new_state() -> None:
+    """Of the servo and of the limit of the joint, as after Gymnasium's reset."""
+    in_c, in_warp = (HeldArm(2, seed=3, simulator=name) for name in ("mujoco", "warp"))
+    (obs, _), (other, _) = in_c.reset(seed=1), in_warp.reset(seed=1)
+    assert obs[:, 0].tolist() == [-3.0] * 2  # kp times 1.5
+    assert bool((obs[:, 1] < -1.0).all())
+    torch.testing.assert_close(other, obs, rtol=1e-3, atol=1e-3)
+
+
+def test_tasks_that_need_no_forces_restart_by_kinematics() -> None:
+    """mujoco-warp's `forward` takes about a step of physics, on a GPU in each step."""
+    for name, needs_all in (("half_cheetah", False), ("ant", False), ("humanoid", True)):
+        env: Any = make_env(name, 2, simulator="warp")
+        assert env._worlds.forward_all == needs_all, name
 
 
 def test_sensors_after_a_reset_are_those_of_the_new_state(arm: Any) -> None:
