@@ -126,7 +126,7 @@ class FrameStack(VecEnvWrapper):
     def state_dict(self) -> Info:
         """{} if the environment cannot be saved."""
         state = self.env.state_dict()
-        return {"env": state, "stack": self._stack} if state else {}
+        return {"env": state, "stack": self._stack} if state and self._stack is not None else {}
 
     def load_state_dict(self, state: Info) -> None:
         if not state:

@@ -356,9 +356,10 @@ class TorchEnv(CountingEnv):
 
     def load_state_dict(self, state: Info) -> None:
         self._random.load_state_dict(state["random"])
-        self._set_state(
-            {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
-        )
+        if state["state"]:  # else it was saved before the first reset
+            self._set_state(
+                {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
+            )
         self._load_clocks(state["clocks"])
 
     def _set_state(self, state: State) -> None:

@@ -105,7 +105,9 @@ class TorchVector(CountingEnv):
         # of the last step
         self._done = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self._last: list[Tensor] | None = None  # obs, and state
-        self._log_terms: Info = {}  # info["log"]
+        # info["log"] of the last step: the dict, and (value, how often it was written) by name
+        self._log_dict: Info = {}
+        self._log_terms: dict[str, tuple[object, int]] = {}
         self._steps = 0
         # without a promise the last observations are kept, in case that they become final ones
         is_same_step = self._mode == AutoresetMode.SAME_STEP
@@ -346,12 +348,17 @@ class TorchVector(CountingEnv):
         terms = extras.get("log")
         if not isinstance(terms, dict):
             return {}
-        # compared by identity, which costs no host sync
-        is_old = terms.keys() == self._log_terms.keys() and all(
-            value is self._log_terms[name] for name, value in terms.items()
-        )
-        self._log_terms = dict(terms)
-        if is_old:
+        # compared without a host sync: tensors by how often they were written in place too; other
+        # values, of which equal ones are often one object, only in the same dict
+        before, is_same_dict = self._log_terms, terms is self._log_dict
+        current = {name: (value, _writes(value)) for name, value in terms.items()}
+        self._log_terms, self._log_dict = current, terms
+        if current.keys() == before.keys() and all(
+            value is before[name][0]
+            and writes == before[name][1]
+            and (is_same_dict or isinstance(value, Tensor))
+            for name, (value, writes) in current.items()
+        ):
             return {}
         return {
             name: value for name, value in terms.items() if isinstance(value, (int, float, Tensor))
@@ -406,6 +413,11 @@ class TorchVector(CountingEnv):
 
     def close_extras(self, **kwargs: object) -> None:
         self._env.close()
+
+
+def _writes(value: object) -> int:
+    """How often a tensor was written in place, unless it was made in inference mode; else 0."""
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
 def _ended_episodes(extras: Info, done: Tensor) -> Info:

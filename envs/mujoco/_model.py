@@ -46,11 +46,11 @@ def find_model(task: type, model_file: str) -> str:
     """The file of a model: a path, relative to the working directory or to the file of `task`, or
     the name of one of Gymnasium's models.
     """
-    candidates = [
-        Path(model_file).expanduser(),
-        Path(inspect.getfile(task)).parent / model_file,
-        ASSETS / model_file,
-    ]
+    here = Path(model_file).expanduser()
+    candidates = [Path(inspect.getfile(task)).parent / model_file, ASSETS / model_file]
+    # a task's own model does not depend on where the program runs
+    is_own = model_file == getattr(task, "model_file", None)
+    candidates = [*candidates, here] if is_own else [here, *candidates]
     for path in candidates:
         if path.is_file():
             return str(path)

@@ -31,7 +31,7 @@ class Ant(Runner):
     ctrl_cost_weight: float = 0.5  # cost of the squared action
     contact_cost_weight: float = 5e-4  # cost of the squared contact forces
     healthy_reward: float = 1.0  # reward of a step without a fall
-    main_body: int = 1  # number of the body whose speed counts
+    main_body: int = 1  # number of the body whose speed counts; Gymnasium takes its name too
     terminate_when_unhealthy: bool = True  # a fall ends the episode
     healthy_z_range: tuple[float, float] = (0.2, 1.0)  # height of the torso without a fall, m
     contact_force_range: tuple[float, float] = (-1.0, 1.0)  # limits of observed contact forces

@@ -139,6 +139,9 @@ class MujocoEnv(CountingEnv):
         self.initial_qpos = self.constant(self.model.qpos0)
         simulator = self._choose_simulator(mujoco, options)
         self.single_action_space = self._action_space()
+        # for the trial of one world; `super` makes those of all
+        self.training_progress = torch.ones((), device=self.device)
+        self.episode_length_buf = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._fields_before, used = self._try_functions(simulator.worlds(1, ()).fields)
         super().__init__(num_envs, device)
         # the worlds

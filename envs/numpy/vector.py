@@ -68,10 +68,11 @@ class Watched(gymnasium.Wrapper):
         except (Exception, SystemExit) as error:
             raise self._explain("step", error) from None
         self._check("step", result, "(obs, reward, terminated, truncated, info)", 5)
-        obs, *numbers, info = result
+        obs, info = result[0], result[4]
+        numbers: list[Any] = [*result[1:4]]
         # arrays of one number become that number
         for place, name in enumerate(("reward", "terminated", "truncated")):
-            value: Any = numbers[place]
+            value = numbers[place]
             if getattr(value, "ndim", 0):
                 if value.size != 1:
                     raise EnvError(

@@ -368,6 +368,15 @@ def test_nothing_reads_a_tensor_on_the_host(name: str, options: dict[str, Any]) 
     assert env.graph_safe
 
 
+def test_a_state_of_before_the_first_reset_can_be_loaded() -> None:
+    for looks in (nullcontext, no_host_syncs):
+        with looks():
+            for name in ("pendulum", "frame_stack:pendulum"):
+                env, peer = make_env(name, 3, seed=4), make_env(name, 3, seed=5)
+                peer.load_state_dict(env.state_dict())
+                assert peer.reset(seed=1)[0].equal(env.reset(seed=1)[0])
+
+
 class Delayed(TorchEnv):
     """Observes the place before the last step; the reward is a tensor of the state."""
 

@@ -120,7 +120,12 @@ def test_a_reset_in_place_does_not_change_the_final_observation(vectorization: s
     env.reset(seed=0)
     steps = [env.step(torch.tensor([[0.5], [-0.5]])) for _ in range(4)]
     env.close()
-    assert [one.reward.tolist() for one in steps] == [[-1.0] * 2, [-4.0] * 2, [-9.0] * 2, [-1.0] * 2]
+    assert [one.reward.tolist() for one in steps] == [
+        [-1.0] * 2,
+        [-4.0] * 2,
+        [-9.0] * 2,
+        [-1.0] * 2,
+    ]
     assert steps[2].info["final_obs"].tolist() == [[3.0], [3.0]]
     assert steps[2].obs.tolist() == [[0.0], [0.0]]
     assert steps[2].terminated.tolist() == [True, False]

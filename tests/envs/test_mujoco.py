@@ -4,6 +4,7 @@ resuming.
 
 import copy
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -451,3 +452,34 @@ def test_physics_is_stepped_between_graphs_of_the_policy(algorithm: str) -> None
         trainer = make_trainer("inverted_pendulum", "policy", algorithm)
         assert_equal(results(trainer), expected)
     assert graph_level(trainer.engine) == "policy"
+
+
+def test_a_file_of_the_same_name_in_the_working_directory_is_no_model_of_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run would go on with other physics from another directory."""
+    (tmp_path / "ant.xml").write_text(SLIDER)
+    monkeypatch.chdir(tmp_path)
+    ant: Any = make_env("ant", 1)
+    assert ant.model.nq == 15
+    # an option is a path first
+    assert Slider(1, xml_file="ant.xml").model.nq == 1
+
+
+class Hardening(Slider):
+    """Rewards and ends that follow the training and the clock."""
+
+    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
+        return (1.0 + self.training_progress) * torch.ones_like(data.qpos[:, 0])
+
+    def terminated(self, data: Any) -> Tensor:
+        return self.episode_length_buf >= 2
+
+
+def test_a_task_may_read_the_progress_and_its_clocks() -> None:
+    env = Hardening(3)
+    env.training_progress.fill_(0.5)
+    env.reset(seed=0)
+    steps = [env.step(torch.zeros(3, env.model.nu)) for _ in range(3)]
+    assert [one.reward.tolist() for one in steps] == [[1.5] * 3] * 3
+    assert [bool(one.terminated.all()) for one in steps] == [False, False, True]

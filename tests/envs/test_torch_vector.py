@@ -227,6 +227,46 @@ def test_the_simulators_log_is_passed_on_once() -> None:
     assert float(log["Metrics/place"]) == pytest.approx(sum(starts) / 40.0)
 
 
+class Logging(WalkVector):
+    """Steps with the log terms that it is given."""
+
+    terms: Iterator[dict[str, Any]]
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        return self.buffers[0], {}
+
+    def step(self, actions: Any) -> Any:
+        return *self.buffers, {"final_obs": self.buffers[0], "log": next(self.terms)}
+
+
+def test_log_terms_count_where_the_simulator_wrote_them() -> None:
+    """Anew in one tensor, or equal numbers in a new dict; the same dict again is no news."""
+
+    def terms() -> Iterator[dict[str, Any]]:
+        height = torch.zeros(3)
+        for place in range(3):
+            yield {"height": height.fill_(place)}
+        for is_solved in (True, True, False, True):
+            yield {"success": is_solved}
+        kept = {"height": torch.ones(3), "success": False}
+        yield kept
+        yield kept
+        yield dict(kept, success=True)
+
+    inner = Logging(3, AutoresetMode.SAME_STEP)
+    inner.terms = terms()
+    env = TorchVector(3, env=inner)
+    env.reset(seed=1)
+    logs = [env.step(torch.zeros(3, 1)).info.get("log") for _ in range(10)]
+    assert [sorted(log or {}) for log in logs] == [
+        *[["height"]] * 3,
+        *[["success"]] * 4,
+        ["height", "success"],
+        [],
+        ["height", "success"],
+    ]
+
+
 def test_clocks_of_the_simulator_are_staggered() -> None:
     env = pick()
     env.reset(seed=3)
