@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from gymnasium.spaces import Box
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import check_exists, load_checkpoint
@@ -145,10 +146,12 @@ def resume(
 
 def _of_instance(instance: VecEnv | None, settings: Mapping[str, object]) -> dict[str, object]:
     """The settings that existing environments decide, their number and device; UsageError where
-    `settings` say something else.
+    `settings` say something else, or have options, which nothing would read.
     """
     if instance is None:
         return {}
+    if options := settings.get("env_options"):
+        raise UsageError(f"env_options {options} are for a name; the given environments are made")
     decided: dict[str, object] = {"num_envs": instance.num_envs, "device": str(instance.device)}
     for key, value in decided.items():
         if settings.get(key, value) not in (value, instance.device):
@@ -438,6 +441,7 @@ def evaluate_run(
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     name, instance = ("", None) if env is None else name_of_env(env)
+    _of_instance(instance, {"env_options": env_options})
     chosen = choose_device(device) if instance is None else instance.device
     policy = load(path, str(chosen), best=best, member=member)
     settings = policy.settings
@@ -451,7 +455,7 @@ def evaluate_run(
     if made is None:
         made = make_env(name, count, chosen, seed, **options)
     try:
-        _check_spaces(policy.algorithm, made, name)
+        check_spaces(policy.algorithm, made, name)
         act, policy_state = policy.player(made.num_envs)
         values = evaluate(act, made, episodes, policy_state, seed)
         return {"step": float(policy.step), **values}
@@ -482,14 +486,19 @@ def film(
     )
 
 
-def _check_spaces(algorithm: Algorithm, env: VecEnv, name: str) -> None:
+def check_spaces(algorithm: Algorithm, env: VecEnv, name: str) -> None:
     """UsageError if the policy cannot act in `env`."""
     pairs = (
         ("observations", algorithm.observation_space, env.single_observation_space),
         ("actions", algorithm.action_space, env.single_action_space),
     )
     for what, trained, offered in pairs:
-        if (type(trained), trained.shape) != (type(offered), offered.shape) or getattr(
-            trained, "n", None
-        ) != getattr(offered, "n", None):
+        if isinstance(trained, Box) and isinstance(offered, Box):
+            # a saved StackedBox is a plain Box; observations may have other limits, actions not
+            fits = (trained.shape, trained.dtype) == (offered.shape, offered.dtype)
+            fits &= getattr(trained, "groups", None) == getattr(offered, "groups", None)
+            fits &= what == "observations" or trained == offered
+        else:
+            fits = trained == offered
+        if not fits:
             raise UsageError(f"the policy was trained on {what} {trained}, {name} has {offered}")

@@ -1,7 +1,9 @@
 """Environments and algorithms given as classes, instances, functions and ids; presets by class."""
 
 import importlib
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -9,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import gpurl
 from gpurl.algorithms.ppo import PPO
+from gpurl.api import check_spaces
 from gpurl.cli.main import main
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.registry import class_of_env, env_options, make_env
+from gpurl.envs.stacked_box import StackedBox
 from gpurl.envs.torch_env import State
 from gpurl.errors import EndlessEpisodeError, UsageError
 from gpurl.run.evaluator import Player
@@ -77,6 +82,71 @@ def test_environments_that_exist_already_are_evaluated_after_the_training(tmp_pa
     env.reset(seed=0)  # it was not closed
     with pytest.raises(UsageError, match=r"num_envs is 7, the given environment's is 4"):
         train(tmp_path / "other", env, num_envs=7)
+
+
+def test_options_of_environments_that_exist_are_refused(tmp_path: Path) -> None:
+    """Nothing reads them, and later commands would believe them."""
+    run = train(tmp_path, "pendulum")
+    env, options = make_env("pendulum", 2), {"max_episode_steps": 5}
+    message = "for a name; the given environments are made"
+    with pytest.raises(UsageError, match=message):
+        gpurl.train("ppo", env, env_options=options, run_dir=str(tmp_path / "other"))
+    with pytest.raises(UsageError, match=message):
+        gpurl.evaluate_run(run.folder, 2, env=env, env_options=options)
+
+
+def test_a_run_on_stacked_frames_is_evaluated(tmp_path: Path) -> None:
+    """A checkpoint describes their space as a plain Box."""
+    run = train(tmp_path, "frame_stack:catch")
+    assert gpurl.evaluate_run(run.folder, 2)["eval/episodes"] == 2
+
+
+def row(*names: str) -> GroupedBox:
+    return GroupedBox.of({name: Box(-1.0, 1.0, (2,), np.float32) for name in names})
+
+
+@pytest.mark.parametrize(
+    ("trained", "offered", "fits"),
+    [
+        (Box(-1.0, 1.0, (2,)), Box(-1.0, 1.0, (2,)), True),
+        (Box(-1.0, 1.0, (2,)), Box(-2.0, 2.0, (2,)), False),
+        (Box(-1.0, 1.0, (2,)), Box(-1.0, 1.0, (3,)), False),
+        (MultiDiscrete([3, 5]), MultiDiscrete([3, 5]), True),
+        (MultiDiscrete([3, 5]), MultiDiscrete([5, 3]), False),
+        (Discrete(3), Discrete(4), False),
+        (Discrete(3), Box(-1.0, 1.0, (1,)), False),
+    ],
+    ids=str,
+)
+def test_a_policy_plays_tasks_with_its_own_actions_only(
+    trained: Any, offered: Any, fits: bool
+) -> None:
+    space = Box(-1.0, 1.0, (4,))
+    policy: Any = SimpleNamespace(observation_space=space, action_space=trained)
+    env: Any = SimpleNamespace(single_observation_space=space, single_action_space=offered)
+    with nullcontext() if fits else pytest.raises(UsageError, match="trained on actions"):
+        check_spaces(policy, env, "task")
+
+
+@pytest.mark.parametrize(
+    ("trained", "offered", "fits"),
+    [
+        (Box(-1.0, 1.0, (2,)), Box(-9.0, 9.0, (2,)), True),
+        (row("place", "speed"), row("place", "speed"), True),
+        (row("place", "speed"), row("alpha", "beta"), False),
+        (row("place", "speed"), Box(-1.0, 1.0, (4,)), False),
+        (Box(0, 255, (2, 3), np.uint8), StackedBox(Box(0, 255, (3,), np.uint8), 2), True),
+        (Box(0, 255, (2, 3), np.uint8), Box(0, 255, (2, 3), np.float32), False),
+    ],
+    ids=str,
+)
+def test_a_policy_plays_tasks_with_its_own_observations_only(
+    trained: Any, offered: Any, fits: bool
+) -> None:
+    policy: Any = SimpleNamespace(observation_space=trained, action_space=Discrete(2))
+    env: Any = SimpleNamespace(single_observation_space=offered, single_action_space=Discrete(2))
+    with nullcontext() if fits else pytest.raises(UsageError, match="trained on observations"):
+        check_spaces(policy, env, "task")
 
 
 @pytest.mark.parametrize("ends", ["normally", "early"])
