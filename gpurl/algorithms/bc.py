@@ -31,7 +31,7 @@ from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
 from gpurl.nn.distributions import Categorical, MultiCategorical, make_head
 from gpurl.nn.encoders import EncoderConfig, make_encoded_network
-from gpurl.nn.mlp import Dense, Sequential
+from gpurl.nn.mlp import Dense, Sequential, to_torch
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.parts import Part, dense_actor_part, describe, state_tensors
@@ -254,7 +254,7 @@ class BC(OffPolicy):
 
     def actor_modules(self) -> Actor:
         if not isinstance(self.actor, ActorCritic):
-            return Actor(self.actor.to_torch(), self.head.to_torch())
+            return Actor(to_torch(self.actor), self.head.to_torch())
         assert self.actor.memory is not None
         memory = self.actor.memory
         return Actor(

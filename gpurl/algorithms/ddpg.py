@@ -15,6 +15,7 @@ from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.nn.acting import Actor, chain
+from gpurl.nn.mlp import to_torch
 from gpurl.nn.ranks import Alone
 
 
@@ -91,7 +92,7 @@ class DDPG(OffPolicyActorCritic):
         return self.actor(obs).squeeze(0).tanh()
 
     def actor_modules(self) -> Actor:
-        return Actor(chain(self.actor.to_torch(), nn.Tanh()), copy.deepcopy(self.box))
+        return Actor(chain(to_torch(self.actor), nn.Tanh()), copy.deepcopy(self.box))
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
         config = self.config

@@ -14,7 +14,7 @@ from gpurl.errors import UsageError
 from gpurl.losses import td_loss, values_of_actions
 from gpurl.nn.acting import Actor, Best
 from gpurl.nn.distributions import Categorical
-from gpurl.nn.mlp import Sequential
+from gpurl.nn.mlp import Sequential, to_torch
 from gpurl.nn.q_networks import num_choices
 
 # default target entropy as a fraction of the largest, as in CleanRL; the paper's 0.98 keeps the
@@ -73,7 +73,7 @@ class DiscreteSAC(SAC):
         return self.actor(obs).squeeze(0).argmax(-1)
 
     def actor_modules(self) -> Actor:
-        return Actor(self.actor.to_torch(), Best())
+        return Actor(to_torch(self.actor), Best())
 
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         with torch.no_grad():

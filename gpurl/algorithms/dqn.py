@@ -26,7 +26,7 @@ from gpurl.losses import (
 )
 from gpurl.nn.acting import Actor, Best, MeanOfMembers
 from gpurl.nn.encoders import EncoderConfig
-from gpurl.nn.mlp import Sequential
+from gpurl.nn.mlp import Sequential, to_torch
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.parts import Part
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
@@ -158,7 +158,7 @@ class DQN(OffPolicy):
     def actor_modules(self) -> Actor:
         config = self.config
         count = max(config.network.heads, config.num_critics)
-        members = [self.network.to_torch(member) for member in range(count)]
+        members = [to_torch(self.network, member) for member in range(count)]
         values = MeanOfMembers(members, self.width, self.support if config.atoms else None)
         return Actor(values, Best())
 

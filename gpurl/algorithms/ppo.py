@@ -26,7 +26,7 @@ from gpurl.kernels.pack_rows import Column, Standardized, scaled
 from gpurl.kernels.ppo_loss import METRICS
 from gpurl.kernels.vtrace import vtrace
 from gpurl.losses import explained_variance, weighted_mean
-from gpurl.nn.acting import Actor, FirstOutput
+from gpurl.nn.acting import Actor, OneOutput
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, TanhGaussian, make_head
 from gpurl.nn.encoders import EncoderConfig, choose_encoders
@@ -365,7 +365,7 @@ class PPO(OnPolicy):
         network: nn.Module = self.network
         if type(network) not in (ActorCritic, AsymmetricActorCritic, OwnTrunks):
             own = standalone(network, f"the network {type(network).__name__}")
-            return Actor(FirstOutput(own), choice)
+            return Actor(OneOutput(own), choice)
         actor = self.network.actor_to_torch()
         if not self.is_recurrent:
             return Actor(actor, choice)

@@ -18,6 +18,7 @@ from gpurl.kernels.pack_rows import Column
 from gpurl.losses import td_loss, values_of_actions
 from gpurl.nn.acting import Actor, Best
 from gpurl.nn.encoders import EncoderConfig
+from gpurl.nn.mlp import to_torch
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 
@@ -99,7 +100,7 @@ class PQN(OnPolicy):
         return Decision(action, policy_state, {"action": action, "value": values.amax(-1)})
 
     def actor_modules(self) -> Actor:
-        return Actor(self.network.to_torch(), Best())
+        return Actor(to_torch(self.network), Best())
 
     @torch.no_grad()
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:

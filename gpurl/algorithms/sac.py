@@ -18,6 +18,7 @@ from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.squash import LOG_STD_LIMITS, squashed_mode, squashed_sample
 from gpurl.nn.acting import Actor, FirstHalf, chain
+from gpurl.nn.mlp import to_torch
 from gpurl.nn.optimizer import FlatAdam
 
 # limits of the log temperature, 1.5e-8 and 6.6e7: with a target entropy that cannot be reached it
@@ -128,7 +129,7 @@ class SAC(OffPolicyActorCritic):
         return squashed_mode(self.actor(obs).squeeze(0))
 
     def actor_modules(self) -> Actor:
-        mean = chain(self.actor.to_torch(), FirstHalf(), nn.Tanh())
+        mean = chain(to_torch(self.actor), FirstHalf(), nn.Tanh())
         return Actor(mean, copy.deepcopy(self.box))
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -31,6 +31,12 @@ class StepGuard:
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         self.optimizers = algorithm.optimizers
+        # 0-d, False of buffers that are infinite from the start, such as a causal mask of -inf
+        self.began_finite = {
+            name: each.isfinite().all()
+            for name, each in algorithm.named_buffers()
+            if each.is_floating_point()
+        }
         self.total = 0  # steps skipped by this process
         # at the last report: the iteration, and the steps of each optimiser until then
         self.iteration = 0
@@ -138,9 +144,14 @@ class StepGuard:
         tensors = {name: value for name, value in state.items() if value.is_floating_point()}
         if not tensors:
             return ""
-        if bool(torch.stack([value.isfinite().all() for value in tensors.values()]).all()):
-            return ""
-        return _describe_bad(tensors)
+        is_good = [
+            value.isfinite().all() | ~self.began_finite[name]
+            if name in self.began_finite
+            else value.isfinite().all()
+            for name, value in tensors.items()
+        ]
+        flags = torch.stack(is_good).tolist()
+        return _describe_bad({name: tensors[name] for name, good in zip(tensors, flags) if not good})
 
 
 def _first_skipped(prefix: str, optimizer: FlatAdam) -> tuple[State, str]:

@@ -134,15 +134,18 @@ class BetaMean(nn.Module):
         return (alpha - beta) / (alpha + beta)
 
 
-class FirstOutput(nn.Module):
-    """Of an own actor-critic, which gives (outputs, value), the outputs."""
+class OneOutput(nn.Module):
+    """Of a network of one's own: the outputs of an actor-critic, which gives (outputs, value), or
+    one member of a stacked network, which gives [E, B, out].
+    """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, number: int = 0) -> None:
         super().__init__()
         self.network = network
+        self.number = number
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(x)[0]
+        return self.network(x)[self.number]
 
 
 class EncodedMemory(nn.Module):
@@ -271,7 +274,7 @@ def chain(*modules: nn.Module) -> nn.Sequential:
     """Modules one after the other, without chains inside chains."""
     flat = list[nn.Module]()
     for module in modules:
-        flat += list(module) if isinstance(module, nn.Sequential) else [module]
+        flat += list(module) if type(module) is nn.Sequential else [module]
     return nn.Sequential(*(each for each in flat if not isinstance(each, nn.Identity)))
 
 

@@ -24,7 +24,7 @@ from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.stack_cpu import ACTIVATIONS as IN_C
 from gpurl.kernels.stack_cpu import MAX_LAYERS, StackCpu
-from gpurl.nn.acting import Sum, activations, chain, linear, member_of, row_of, with_values
+from gpurl.nn.acting import OneOutput, Sum, activations, chain, linear, member_of, row_of, with_values
 
 MAX_WIDTH = 1 << 20  # units: no memory holds two such layers
 LAYER_NORM_EPSILON = 1e-5
@@ -366,6 +366,15 @@ def standalone(network: nn.Module, label: str) -> nn.Module:
         if isinstance(module, Sequential):
             module.leave_c()
     return copied
+
+
+def to_torch(network: nn.Module, member: int = 0) -> nn.Module:
+    """[B, D] -> [B, out] of one member of a stacked network, gpurl's or somebody's own, in torch's
+    layers.
+    """
+    if isinstance(network, Layer):
+        return network.to_torch(member)
+    return OneOutput(standalone(network, f"the network {type(network).__name__}"), member)
 
 
 def weights_and_biases(network: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:

@@ -9,7 +9,10 @@ from gymnasium.spaces import Box, MultiDiscrete
 from torch import Tensor, nn
 
 from gpurl.algorithms.base import Decision, PolicyState
+from gpurl.algorithms.dqn import DQN
 from gpurl.algorithms.ppo import PPO
+from gpurl.algorithms.sac import SAC
+from gpurl.algorithms.td3 import TD3
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.mlp import BodyConfig, make_network
 from tests.tiny_envs import HiddenAlternating, RandomWalk
@@ -176,6 +179,53 @@ class OwnNetworkPPO(PPO):
     def make_networks(self) -> None:
         super().make_networks()
         self.network = TwoEnds(self.num_inputs, self.head.num_outputs)  # type: ignore[assignment]
+
+
+class Scaled(nn.Sequential):
+    """A trunk: a chain of layers with a `forward` of its own, and a mask that hides a feature."""
+
+    mask: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(nn.Linear(shape[0], 8), nn.Tanh())
+        self.register_buffer("mask", torch.tensor([-torch.inf] + [0.0] * 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(super().forward(x / 2.0) + self.mask, 1) * 8.0
+
+
+class OneMember(nn.Module):
+    """[B, D] -> [1, B, out], as stacked networks of one member do."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(num_inputs, 8), nn.Linear(8, num_outputs)
+
+    def forward(self, obs: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        return self.last(self.first(obs).sin()).unsqueeze(0)
+
+
+class OwnActorSAC(SAC):
+    """SAC with another actor."""
+
+    def make_actor(self) -> Any:
+        return OneMember(self.num_inputs, self.actor_outputs())
+
+
+class OwnActorTD3(TD3):
+    """TD3 with another actor."""
+
+    def make_actor(self) -> Any:
+        return OneMember(self.num_inputs, self.actor_outputs())
+
+
+class OwnNetworkDQN(DQN):
+    """DQN with another network."""
+
+    def make_networks(self) -> None:
+        super().make_networks()
+        for name in ("network", "target"):
+            setattr(self, name, OneMember(self.num_inputs, self.num_actions))
 
 
 class OwnActPPO(PPO):
