@@ -175,11 +175,37 @@ def group_spaces(space: Dict, name: str) -> GroupedBox:
 
 
 def grouped_values(space: GroupedBox, values: Mapping[str, object]) -> dict[str, Tensor]:
-    """Arrays or tensors by name as tensors of their groups' types; UsageError for other names."""
+    """Arrays or tensors by name as tensors of their groups' types; UsageError for other names, and
+    for images that are no bytes.
+    """
     names = [group.name for group in space.groups]
     if sorted(values) != sorted(names):
         raise UsageError(f"the policy takes a dict of {', '.join(names)}; got {sorted(values)}")
-    dtypes = {
-        group.name: torch.uint8 if group.is_image else torch.float32 for group in space.groups
+    tensors = {name: tensor_of(values[name]) for name in names}
+    return {
+        name: bytes_of(tensors[name], name) if is_image else tensors[name].float()
+        for name, _, is_image, _ in space.groups
     }
-    return {name: torch.as_tensor(values[name]).to(dtypes[name]) for name in names}
+
+
+def tensor_of(values: object) -> Tensor:
+    """An array or a tensor as a tensor; torch takes no arrays that run backwards."""
+    if isinstance(values, np.ndarray) and min(values.strides, default=0) < 0:
+        values = np.ascontiguousarray(values)
+    return torch.as_tensor(values)
+
+
+def bytes_of(image: Tensor, name: str = "images") -> Tensor:
+    """An image as uint8; UsageError, about `name`, for numbers that are no bytes. Reads whole
+    numbers of other types on the host.
+    """
+    if image.dtype == torch.uint8:
+        return image
+    got = str(image.dtype)
+    if not image.is_floating_point() and image.dtype != torch.bool:
+        if not image.numel() or 0 <= int(image.min()) <= int(image.max()) <= 255:
+            return image.to(torch.uint8)
+        got = f"{int(image.min())} to {int(image.max())}"
+    raise UsageError(
+        f"the policy takes {name} of uint8, 0 to 255, as the environment gives them; got {got}"
+    )

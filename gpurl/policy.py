@@ -14,7 +14,7 @@ from torch.nn import functional
 from gpurl.algorithms.base import Algorithm, PolicyState
 from gpurl.checkpoints.state_files import State
 from gpurl.checks import check_torch_defaults
-from gpurl.envs.observation_groups import GroupedBox, grouped_values
+from gpurl.envs.observation_groups import GroupedBox, bytes_of, grouped_values, tensor_of
 from gpurl.errors import UsageError
 from gpurl.export.parity import Observations, arrays_of, check_parity
 from gpurl.kernels.backend import on_device, on_own_device
@@ -23,6 +23,7 @@ from gpurl.run.ensemble import ensemble_state, greedy_ensemble
 from gpurl.run.evaluator import Act, greedy
 from gpurl.run.load import Loaded, load_algorithm, load_members
 from gpurl.run.members import member_number
+from gpurl.run.setup import choose_device
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -163,28 +164,19 @@ class Policy:
         if isinstance(obs, Mapping):
             return self._batch_of_groups(obs)
         shape = space.shape
-        tensor = torch.as_tensor(obs, device=self.device)
-        if tensor.is_floating_point():
+        tensor = tensor_of(obs).to(self.device)
+        if self.algorithm.reads_bytes:
+            tensor = bytes_of(tensor)
+        elif tensor.is_floating_point():
             tensor = tensor.float()
         if tuple(tensor.shape) == shape:
-            return self._as_bytes(tensor).unsqueeze(0), True
-        if tuple(tensor.shape[1:]) == shape and tensor.dim() == len(shape) + 1:
-            return self._as_bytes(tensor), False
+            return tensor.unsqueeze(0), True
+        if tuple(tensor.shape[1:]) == shape and tensor.dim() == len(shape) + 1 and len(tensor):
+            return tensor, False
         raise UsageError(
             f"the policy takes observations of shape {shape} or (N, {', '.join(map(str, shape))}), "
             f"got {tuple(tensor.shape)}"
         )
-
-    def _as_bytes(self, obs: Tensor) -> Tensor:
-        """Observations of images as uint8; UsageError for numbers that are no bytes."""
-        if not self.algorithm.reads_bytes or obs.dtype == torch.uint8:
-            return obs
-        if obs.is_floating_point():
-            raise UsageError(
-                f"the policy takes images of uint8, 0 to 255, as the environment gives them; got "
-                f"{obs.dtype}"
-            )
-        return obs.to(torch.uint8)
 
     def _batch_of_groups(self, obs: Mapping[str, np.ndarray | Tensor]) -> tuple[Tensor, bool]:
         """As `_batch`, of a dict of [*group] or [N, *group] by name."""
@@ -276,9 +268,10 @@ def load(
     member: int | str | None = None,
 ) -> Policy:
     """The policy of a checkpoint folder, or of the best checkpoint of a run folder (best=False: the
-    latest). member: of a population, by default the best one in its evaluation; "all": an
+    latest). device: auto, cpu, cuda or cuda:N. member: of a population, by default the best one in its evaluation; "all": an
     `Ensemble` of all members.
     """
+    device = str(choose_device(str(device)))
     check_torch_defaults(device)
     with on_device(torch.device(device)):
         if member == "all":

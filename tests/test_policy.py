@@ -4,6 +4,7 @@ draws.
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,3 +80,15 @@ def test_runs_and_policies_say_what_they_are(tmp_path: Path) -> None:
     assert repr(run).startswith(f"Run({folder}, return {mean:.2f} ± ")
     assert repr(run).endswith(f", {ITERATION} steps, total_steps)")
     assert repr(run.policy()) == f"Policy(ppo on pendulum, {ITERATION} steps, cpu)"
+
+
+def test_odd_batches_and_devices(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", 1, env="cart_pole")
+    policy = gpurl.load(run.folder, device="auto")
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    assert policy.act(obs[::-1]).tolist() == policy.act(obs)[::-1].tolist()
+    with pytest.raises(UsageError, match=r"got \(0, 4\)"):
+        policy.act(obs[:0])
+    for name, message in (("gpu", "no device is called 'gpu'"), ("cuda:99", "does not exist")):
+        with pytest.raises(UsageError, match=message):
+            gpurl.load(run.folder, device=name)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gpurl.buffers.frames import newest_frame, stack_batch
+from gpurl.buffers.frames import add_block, newest_frame, stack_batch
 from gpurl.buffers.minibatches import PackedRows
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
@@ -90,7 +90,10 @@ class Replay:
             columns.get("valid"),
             [columns[name] for name in self.rows.places],
         )
-        replay_add(self.ring, block)
+        if self.frames > 1:
+            add_block(self.ring, block)
+        else:
+            replay_add(self.ring, block)
 
     def sample(
         self, batch_size: int, gamma: float, num_steps: int = 1, reuse: bool = False

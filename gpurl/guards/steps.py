@@ -150,8 +150,8 @@ class StepGuard:
             else value.isfinite().all()
             for name, value in tensors.items()
         ]
-        flags = torch.stack(is_good).tolist()
-        return _describe_bad({name: tensors[name] for name, good in zip(tensors, flags) if not good})
+        named = zip(tensors.items(), torch.stack(is_good).tolist())
+        return _describe_bad({name: value for (name, value), good in named if not good})
 
 
 def _first_skipped(prefix: str, optimizer: FlatAdam) -> tuple[State, str]:

@@ -24,7 +24,16 @@ from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.stack_cpu import ACTIVATIONS as IN_C
 from gpurl.kernels.stack_cpu import MAX_LAYERS, StackCpu
-from gpurl.nn.acting import OneOutput, Sum, activations, chain, linear, member_of, row_of, with_values
+from gpurl.nn.acting import (
+    OneOutput,
+    Sum,
+    activations,
+    chain,
+    linear,
+    member_of,
+    row_of,
+    with_values,
+)
 
 MAX_WIDTH = 1 << 20  # units: no memory holds two such layers
 LAYER_NORM_EPSILON = 1e-5

@@ -116,6 +116,30 @@ def test_batches_are_those_of_whole_stacks(
     assert num_lost[0] > 0
 
 
+@pytest.mark.parametrize("frames", [2, 4])
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_frames_of_a_skipped_row_are_lost(mode: str, frames: int) -> None:
+    """`--nan skip` marks rows in the middle of an episode, which goes on."""
+    env = numbers_env(mode, frames)
+    whole, single = replays(Replay, frames, 40)
+    generator = torch.Generator().manual_seed(0)
+    obs, num_lost = env.reset(seed=0)[0], 0
+    for _ in range(12):
+        obs, columns = play(env, obs, 8)
+        skipped = torch.rand(8, ENVS, generator=generator) < 0.2
+        columns["valid"] = columns.get("valid", torch.ones(8, ENVS, dtype=torch.bool)) & ~skipped
+        columns["obs"][skipped] = 0.0
+        whole.add(columns)
+        single.add(columns)
+        expected, batch = (replay.sample(400, GAMMA) for replay in (whole, single))
+        kept = batch["weight"] > 0
+        for name in ("obs", "next_obs", "reward", "discount"):
+            assert torch.equal(batch[name][kept], expected[name][kept]), name
+        num_lost += int(((batch["weight"] == 0) & (expected["weight"] > 0)).sum())
+        assert int(kept.sum()) > 50
+    assert num_lost > 100
+
+
 def test_a_saved_ring_of_frames_continues() -> None:
     env = numbers_env("SameStep", 4)
     _, single = replays(Replay, 4, 40)

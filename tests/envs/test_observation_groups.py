@@ -259,3 +259,12 @@ def test_what_a_policy_of_groups_refuses(tmp_path: Path) -> None:
     plain = small_run(tmp_path / "plain", 1, env="catch", network={"hidden": [8]}).policy()
     with pytest.raises(UsageError, match=r"takes images of uint8, 0 to 255, .* torch.float32"):
         plain.act(np.zeros((1, 8, 8), np.float32))
+    # numbers that are no bytes, of named images and of plain ones
+    with pytest.raises(UsageError, match=r"takes camera of uint8, 0 to 255, .* torch.float32"):
+        policy.act({"speed": speed, "camera": camera / np.float32(255.0)})
+    for wrong in (-1, 256):
+        with pytest.raises(UsageError, match=f"takes camera of uint8, .* got {wrong} to {wrong}"):
+            policy.act({"speed": speed, "camera": np.full(camera.shape, wrong)})
+        with pytest.raises(UsageError, match=f"takes images of uint8, .* got {wrong} to {wrong}"):
+            plain.act(np.full((1, 8, 8), wrong))
+    assert plain.act(np.full((1, 8, 8), 255)) == plain.act(np.full((1, 8, 8), 255, np.uint8))
