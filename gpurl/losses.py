@@ -165,6 +165,14 @@ def _weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
     return (rows * (weight / (weight > 0.0).sum().clamp_(min=1))).sum()
 
 
+def row_share(weight: Tensor) -> Tensor:
+    """[B] the share of each row in an actor's mean over a batch: equal for all rows to learn from,
+    whose weight [B] is above 0.
+    """
+    counts = weight > 0.0
+    return counts / counts.sum().clamp_(min=1)
+
+
 def values_of_actions(values: Tensor, action: Tensor) -> Tensor:
     """Picks from the values of all actions [E, *action.shape, A, ...] those of `action`, integers
     of any dtype: [E, *action.shape, ...].

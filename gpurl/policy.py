@@ -268,8 +268,8 @@ def load(
     member: int | str | None = None,
 ) -> Policy:
     """The policy of a checkpoint folder, or of the best checkpoint of a run folder (best=False: the
-    latest). device: auto, cpu, cuda or cuda:N. member: of a population, by default the best one in its evaluation; "all": an
-    `Ensemble` of all members.
+    latest). device: auto, cpu, cuda or cuda:N. member: of a population, by default the best one in
+    its evaluation; "all": an `Ensemble` of all members.
     """
     device = str(choose_device(str(device)))
     check_torch_defaults(device)

@@ -202,7 +202,7 @@ class FlashSAC(SAC):
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with batch_statistics(self.actor):
             output = self.actor(torch.cat((batch["obs"], batch["next_obs"]))).squeeze(0)
-        return self.soft_actor_loss(batch["obs"], output[: len(batch["obs"])])
+        return self.soft_actor_loss(batch, output[: len(batch["obs"])])
 
     def temperature_loss(self, entropy: Tensor) -> Tensor:
         """0-d, linear in the temperature itself (update.py there), not in its logarithm."""

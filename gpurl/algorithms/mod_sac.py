@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gpurl.algorithms.base import Metrics
 from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
+from gpurl.losses import row_share, weighted_mean
 
 LOSS_DECAY = 0.995
 INITIAL_LOSS = math.sqrt(math.log(2.0))  # reliability starts at one half
@@ -82,11 +82,12 @@ class ModSAC(SAC):
         averaged over actions.
         """
         output = self.actor(batch["obs"]).squeeze(0)
-        loss, metrics = self.soft_actor_loss(batch["obs"], output)
+        loss, metrics = self.soft_actor_loss(batch, output)
         log_std = output.chunk(2, dim=1)[1]
         # the gradient of a variance by its mean is 0
-        mean = self.ranks.average(log_std.detach().mean(0))
-        variance = functional.mse_loss(log_std, mean.expand_as(log_std))
+        share = row_share(batch["weight"])
+        mean = self.ranks.average((log_std.detach() * share.unsqueeze(1)).sum(0))
+        variance = weighted_mean((log_std - mean).square().mean(1), share)
         return torch.add(loss, variance, alpha=self.config.std_penalty), metrics
 
     def actor_optimizer_step(self, loss: Tensor) -> Tensor:

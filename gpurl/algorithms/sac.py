@@ -17,6 +17,7 @@ from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.squash import LOG_STD_LIMITS, squashed_mode, squashed_sample
+from gpurl.losses import row_share, weighted_mean
 from gpurl.nn.acting import Actor, FirstHalf, chain
 from gpurl.nn.mlp import to_torch
 from gpurl.nn.optimizer import FlatAdam
@@ -139,17 +140,19 @@ class SAC(OffPolicyActorCritic):
         return action, log_prob * self.temperature.value()
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        return self.soft_actor_loss(batch["obs"], self.actor(batch["obs"]).squeeze(0))
+        return self.soft_actor_loss(batch, self.actor(batch["obs"]).squeeze(0))
 
-    def soft_actor_loss(self, obs: Tensor, output: Tensor) -> tuple[Tensor, Metrics]:
+    def soft_actor_loss(self, batch: Batch, output: Tensor) -> tuple[Tensor, Metrics]:
         """(mean of temperature log p(a) - Q(obs, a), metrics), a sampled from the actor's output
-        [B, 2A] at obs [B, D]: Haarnoja et al. 2018, equation 12.
+        [B, 2A] at the batch's observations: Haarnoja et al. 2018, equation 12.
         """
         noise = self.update_random.normal((self.num_actions,))
         action, log_prob = self.sample_action(output, noise)
         temperature = self.temperature.value().detach()
-        loss = (temperature * log_prob - self.actor_value(obs, action)).mean()
-        entropy = -log_prob.detach().mean()
+        share = row_share(batch["weight"])
+        cost = temperature * log_prob - self.actor_value(batch["obs"], action)
+        loss = weighted_mean(cost, share)
+        entropy = -weighted_mean(log_prob.detach(), share)
         return loss, {"actor_loss": loss.detach(), "entropy": entropy, "ent_coef": temperature}
 
     def temperature_loss(self, entropy: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from gpurl.kernels.squash import squashed_backward_c, squashed_sample_c
 from gpurl.kernels.stack_batch_cpu import StackBatch
 from gpurl.kernels.stack_cpu import ACTIVATIONS, MAX_LAYERS, Layer
 from gpurl.kernels.td_gradient import q_target, td_gradient
+from gpurl.losses import row_share, weighted_mean
 from gpurl.nn.mlp import Dense, Sequential
 
 SERVED: tuple[type[OffPolicy], ...] = (DQN, SAC, DDPG)
@@ -160,6 +161,11 @@ class ActorCriticUpdates(ABC):
         metrics = {"critic_loss": td.loss, "qf_values": td.value, "td_error": td.error}
         return metrics | {"critic_grad_norm": norm}
 
+    def share_of(self, batch: Batch) -> Tensor | None:
+        """`row_share` [B], None where all rows count."""
+        weight = batch["weight"]
+        return None if bool((weight > 0.0).all()) else row_share(weight)
+
     @abstractmethod
     def actor_step(self, batch: Batch) -> Metrics:
         """As `OffPolicyActorCritic.actor_step`, after `critic_step` of the same batch."""
@@ -169,9 +175,9 @@ class ActorCriticUpdates(ABC):
         self.actor.x.copy_(obs)
         return self.actor.run()[0]
 
-    def action_gradient(self, action: Tensor) -> tuple[Tensor, Tensor]:
+    def action_gradient(self, action: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor]:
         """(mean of `OffPolicyActorCritic.actor_value` 0-d, the gradient of its negative by the
-        action [B, A]) at the observations of the last `critic_step`.
+        action [B, A]) at the observations of the last `critic_step`; share: of `share_of`.
         """
         critic = self.critic
         # the observations are still in place
@@ -188,6 +194,9 @@ class ActorCriticUpdates(ABC):
         else:
             value = values[0]
             gradient.zero_()[0].fill_(-1.0 / rows)
+        if share is not None:
+            gradient.mul_(share * rows)
+            value = value * share * rows
         critic.differentiate(by_input=True)
         return value.mean(), critic.input_gradient.sum(0)[:, self.num_inputs :]
 
@@ -205,7 +214,7 @@ class DdpgUpdates(ActorCriticUpdates):
 
     def actor_step(self, batch: Batch) -> Metrics:
         action = self.actor_output(batch["obs"]).tanh()
-        value, by_action = self.action_gradient(action)
+        value, by_action = self.action_gradient(action, self.share_of(batch))
         loss = -value
         norm = self.actor_optimizer_step(by_action * (1.0 - action * action), loss)
         return {"actor_loss": loss, "actor_grad_norm": norm}
@@ -221,10 +230,14 @@ class SacUpdates(ActorCriticUpdates):
         noise = algorithm.update_random.normal((algorithm.num_actions,))
         limits = algorithm.log_std_limits
         drawn = squashed_sample_c(self.actor_output(batch["obs"]), noise, limits)
-        value, by_action = self.action_gradient(drawn.action)
+        share = self.share_of(batch)
+        value, by_action = self.action_gradient(drawn.action, share)
         temperature = algorithm.temperature.value()
-        by_log_prob = (temperature / len(noise)).expand(len(noise))
-        entropy = -drawn.log_prob.mean()
+        if share is None:
+            by_log_prob = (temperature / len(noise)).expand(len(noise))
+        else:
+            by_log_prob = temperature * share
+        entropy = -weighted_mean(drawn.log_prob, share)
         loss = -temperature * entropy - value
         norm = self.actor_optimizer_step(squashed_backward_c(drawn, by_action, by_log_prob), loss)
         metrics = {"actor_loss": loss, "entropy": entropy, "ent_coef": temperature}

@@ -178,7 +178,8 @@ class Reference:
                     target.copy_((1 - self.config.tau) * target + self.config.tau * weight)
 
     def regress(self, data: dict[str, Tensor], target: Tensor, answers: list[Tensor]) -> float:
-        share = data["weight"] / (data["weight"] > 0).sum()
+        self.counts = data["weight"] > 0  # rows that the actor learns from too
+        share = data["weight"] / self.counts.sum()
         losses, fits = [], []
         for answer in answers:
             if self.config.atoms:
@@ -215,7 +216,7 @@ class ReferenceTD3(Reference):
         if moves:
             action = self.network("actor", data["obs"]).tanh()
             answers = [self.mean(answer) for answer in self.answers("critic", data["obs"], action)]
-            self.step("actor", -self.climbed(answers).mean())
+            self.step("actor", -self.climbed(answers)[self.counts].mean())
             if self.config.target_actor:
                 self.follow("actor")
         if not self.config.delay_targets or moves:
@@ -253,11 +254,8 @@ class ReferenceSAC(Reference):
     def cost(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         action, log_prob, log_std = self.act("actor", obs)
         answers = [self.mean(answer) for answer in self.answers("critic", obs, action)]
-        return (
-            (self.log_temperature.detach().exp() * log_prob - self.climbed(answers)).mean(),
-            log_prob,
-            log_std,
-        )
+        cost = self.log_temperature.detach().exp() * log_prob - self.climbed(answers)
+        return cost[self.counts].mean(), log_prob[self.counts], log_std[self.counts]
 
     def move_temperature(self, entropy: Tensor) -> None:
         expected = (
@@ -312,8 +310,9 @@ class ReferenceDiscreteSAC(ReferenceSAC):
         self.follow("critic")
         policy = torch.distributions.Categorical(logits=self.network("actor", data["obs"]))
         value = self.climbed(self.answers("critic", data["obs"])).detach()
-        self.step("actor", (-(policy.probs * value).sum(1) - temperature * policy.entropy()).mean())
-        self.move_temperature(policy.entropy().detach().mean())
+        cost = -(policy.probs * value).sum(1) - temperature * policy.entropy()
+        self.step("actor", cost[self.counts].mean())
+        self.move_temperature(policy.entropy()[self.counts].detach().mean())
         self.advance()
 
 

@@ -21,6 +21,7 @@ from gpurl.errors import UsageError
 from gpurl.guards.guards import Guards
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.kernels.replay import INVALID
 from tests.engines import running_state
 from tests.small_runs import assert_same, off_policy
 from tests.tiny_envs import AlternatingEnv, RandomWalk
@@ -121,6 +122,30 @@ def test_other_limits_of_the_standard_deviation_hold(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(SAC, "log_std_limits", (-0.4, 0.3))
     chosen, eager = engines("sac", learning_rate=1e-2)
     assert type(chosen) is CpuOffPolicy
+    assert_near(iterate(chosen, 5), iterate(eager, 5))
+    assert_near(state_of(chosen), state_of(eager))
+
+
+@needs_c
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sac", {}),
+        ("sac", {"actor_aggregate": "mean"}),
+        ("td3", {"actor_aggregate": "min"}),
+        ("ddpg", {}),
+    ],
+    ids=str,
+)
+def test_no_actor_learns_from_rows_without_weight(name: str, settings: dict[str, Any]) -> None:
+    """Such as the step in which an environment resets late."""
+    chosen, eager = engines(name, learning_rate=1e-2, **settings)
+    assert type(chosen) is CpuOffPolicy
+    for engine in (chosen, eager):
+        iterate(engine, 5)
+        algorithm = engine.algorithm
+        assert isinstance(algorithm, OffPolicy)
+        algorithm.replay.ring.flags[::2].bitwise_or_(INVALID)
     assert_near(iterate(chosen, 5), iterate(eager, 5))
     assert_near(state_of(chosen), state_of(eager))
 

@@ -506,7 +506,7 @@ def test_critics_of_actions_share_an_encoder_which_the_actor_does_not_read() -> 
         expected = expected.relu() if layer.activation == "relu" else expected
     torch.testing.assert_close(chosen.q_outputs(obs, action), expected)
     # the actor's loss moves the actor's encoder, and no weight of the critics
-    chosen.actor_loss({"obs": obs})[0].backward()
+    chosen.actor_loss({"obs": obs, "weight": torch.ones(4)})[0].backward()
     grads = [parameter.grad for parameter in actor.layers[0].parameters()]
     assert all(grad is not None and grad.any() for grad in grads)
     assert all(each.grad is None or not each.grad.any() for each in critic.parameters())
