@@ -14,7 +14,7 @@ from gpurl.algorithms.exploration import KINDS, ActionNoise
 from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
-from gpurl.losses import row_share, weighted_mean
+from gpurl.losses import row_share
 from gpurl.nn.acting import Actor, chain
 from gpurl.nn.mlp import to_torch
 from gpurl.nn.ranks import Alone
@@ -106,5 +106,5 @@ class DDPG(OffPolicyActorCritic):
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         obs = batch["obs"]
-        loss = -weighted_mean(self.actor_value(obs, self.greedy(obs)), row_share(batch["weight"]))
+        loss = -self.actor_value(obs, self.greedy(obs)).dot(row_share(batch["weight"]))
         return loss, {"actor_loss": loss.detach()}

@@ -11,7 +11,7 @@ from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.errors import UsageError
-from gpurl.losses import row_share, td_loss, values_of_actions, weighted_mean
+from gpurl.losses import row_share, td_loss, values_of_actions
 from gpurl.nn.acting import Actor, Best
 from gpurl.nn.distributions import Categorical
 from gpurl.nn.mlp import Sequential, to_torch
@@ -110,6 +110,6 @@ class DiscreteSAC(SAC):
         # log p needs no gradient: the mean of its gradient under p is 0
         cost = temperature * log_prob.detach() - value
         share = row_share(batch["weight"])
-        loss = weighted_mean((prob * cost).sum(-1), share)
-        entropy = -weighted_mean((prob.detach() * log_prob.detach()).sum(-1), share)
+        loss = (prob * cost).sum(-1).dot(share)
+        entropy = -(prob.detach() * log_prob.detach()).sum(-1).dot(share)
         return loss, {"actor_loss": loss.detach(), "entropy": entropy, "ent_coef": temperature}

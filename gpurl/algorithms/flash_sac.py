@@ -16,6 +16,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
+from gpurl.losses import row_share
 from gpurl.nn.batch_norm import batch_statistics
 from gpurl.nn.mlp import Layer, Sequential
 from gpurl.nn.parts import Part, state_tensors
@@ -202,7 +203,8 @@ class FlashSAC(SAC):
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with batch_statistics(self.actor):
             output = self.actor(torch.cat((batch["obs"], batch["next_obs"]))).squeeze(0)
-        return self.soft_actor_loss(batch, output[: len(batch["obs"])])
+        obs = batch["obs"]
+        return self.soft_actor_loss(obs, output[: len(obs)], row_share(batch["weight"]))
 
     def temperature_loss(self, entropy: Tensor) -> Tensor:
         """0-d, linear in the temperature itself (update.py there), not in its logarithm."""

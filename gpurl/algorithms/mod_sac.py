@@ -14,7 +14,7 @@ from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
-from gpurl.losses import row_share, weighted_mean
+from gpurl.losses import row_share
 
 LOSS_DECAY = 0.995
 INITIAL_LOSS = math.sqrt(math.log(2.0))  # reliability starts at one half
@@ -82,12 +82,12 @@ class ModSAC(SAC):
         averaged over actions.
         """
         output = self.actor(batch["obs"]).squeeze(0)
-        loss, metrics = self.soft_actor_loss(batch, output)
+        share = row_share(batch["weight"])
+        loss, metrics = self.soft_actor_loss(batch["obs"], output, share)
         log_std = output.chunk(2, dim=1)[1]
         # the gradient of a variance by its mean is 0
-        share = row_share(batch["weight"])
-        mean = self.ranks.average((log_std.detach() * share.unsqueeze(1)).sum(0))
-        variance = weighted_mean((log_std - mean).square().mean(1), share)
+        mean = self.ranks.average(share @ log_std.detach())
+        variance = (log_std - mean).square().mean(1).dot(share)
         return torch.add(loss, variance, alpha=self.config.std_penalty), metrics
 
     def actor_optimizer_step(self, loss: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.squash import LOG_STD_LIMITS, squashed_mode, squashed_sample
-from gpurl.losses import row_share, weighted_mean
+from gpurl.losses import row_share
 from gpurl.nn.acting import Actor, FirstHalf, chain
 from gpurl.nn.mlp import to_torch
 from gpurl.nn.optimizer import FlatAdam
@@ -140,19 +140,19 @@ class SAC(OffPolicyActorCritic):
         return action, log_prob * self.temperature.value()
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        return self.soft_actor_loss(batch, self.actor(batch["obs"]).squeeze(0))
+        output = self.actor(batch["obs"]).squeeze(0)
+        return self.soft_actor_loss(batch["obs"], output, row_share(batch["weight"]))
 
-    def soft_actor_loss(self, batch: Batch, output: Tensor) -> tuple[Tensor, Metrics]:
+    def soft_actor_loss(self, obs: Tensor, output: Tensor, share: Tensor) -> tuple[Tensor, Metrics]:
         """(mean of temperature log p(a) - Q(obs, a), metrics), a sampled from the actor's output
-        [B, 2A] at the batch's observations: Haarnoja et al. 2018, equation 12.
+        [B, 2A] at obs [B, D]: Haarnoja et al. 2018, equation 12. share: see `row_share`.
         """
         noise = self.update_random.normal((self.num_actions,))
         action, log_prob = self.sample_action(output, noise)
         temperature = self.temperature.value().detach()
-        share = row_share(batch["weight"])
-        cost = temperature * log_prob - self.actor_value(batch["obs"], action)
-        loss = weighted_mean(cost, share)
-        entropy = -weighted_mean(log_prob.detach(), share)
+        cost = temperature * log_prob - self.actor_value(obs, action)
+        loss = cost.dot(share)
+        entropy = -log_prob.detach().dot(share)
         return loss, {"actor_loss": loss.detach(), "entropy": entropy, "ent_coef": temperature}
 
     def temperature_loss(self, entropy: Tensor) -> Tensor:

@@ -63,8 +63,9 @@ class Film:
         self.height = height or (LARGE if env.num_envs == 1 else SMALL)
         if self.height < 16 or self.height % 2:
             raise UsageError(f"height must be an even number of at least 16, got {height}")
-        if not 0.0 < speed < math.inf:
-            raise UsageError(f"speed must be above 0, got {speed}")
+        for name, value in (("speed", speed), ("max_fps", max_fps)):
+            if not 0.0 < value < math.inf:
+                raise UsageError(f"{name} must be above 0, got {value}")
         self.env = env
         self.act = act
         self.seed = seed

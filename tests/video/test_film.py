@@ -149,7 +149,11 @@ def test_a_film_stops_when_asked() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"height": 31}, "height must be an even number"), ({"speed": 0.0}, "speed must be above 0")],
+    [
+        ({"height": 31}, "height must be an even number"),
+        ({"speed": 0.0}, "speed must be above 0"),
+        ({"max_fps": 0.0}, "max_fps must be above 0"),
+    ],
 )
 def test_wrong_numbers_are_refused(options: dict[str, float], message: str) -> None:
     env = Drawn(1)
