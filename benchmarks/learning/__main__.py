@@ -11,7 +11,7 @@ from benchmarks.learning.suite import SUITES, select
 from benchmarks.peers.installation import make_environment
 from benchmarks.processes import cores
 from benchmarks.results_table import ROOT, table
-from gpurl.errors import GpurlError
+from gpurl.errors import GpurlError, UsageError
 
 
 def options_parser() -> argparse.ArgumentParser:
@@ -93,6 +93,8 @@ def main() -> int:
     """Run what is missing; exit code 1 if a training failed."""
     options = options_parser().parse_args()
     try:
+        if options.scale != 1.0 and options.out == results.FOLDER:
+            raise UsageError("--scale needs an --out of its own: these are no published results")
         cases = [case.scaled(options.scale) for case in select(options.suite, options.only)]
         if options.list:
             print(overview(cases, options.seeds, options.out))

@@ -1,11 +1,11 @@
-"""What a GPU has to reach: PPO on the eleven MuJoCo tasks with 4096 environments and the settings
-that mjlab trains its versions of them with, beside mjlab's returns and minutes.
+"""What a GPU has to reach: PPO on the eleven MuJoCo tasks with mjlab's hyper-parameters for each of
+them and the sizes of its published trainings, beside its returns and minutes.
 """
 
+import math
 from typing import NamedTuple
 
-from benchmarks.learning.case import Case
-from gpurl.run.presets import NAMED
+from benchmarks.learning.case import Case, Settings
 
 MJLAB = (
     "mjlab, src/mjlab/tasks/gym_mujoco/BENCHMARK.md (commit 9d41856): its own versions of the v5 "
@@ -54,6 +54,58 @@ def steps_of(task: str) -> int:
     return run.iterations * run.num_envs * run.horizon
 
 
+# mjlab, src/mjlab/tasks/gym_mujoco/config/rl_cfg.py (commit d954e90): what all tasks share
+SHARED: Settings = {
+    "learning_rate": 3e-4,
+    "schedule": "constant",
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "clip_range_value": None,
+    "entropy_coef": 0.0,
+    "value_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "normalize_obs": True,
+    "normalize_value": False,
+    "normalize_advantage": "minibatch",
+    "initial_std": 1.0,
+}
+SMALL: Settings = {"hidden": [64, 64], "activation": "tanh", "init": "uniform"}
+LARGE: Settings = {"hidden": [256, 256], "activation": "relu", "init": "uniform"}
+CAUTIOUS: Settings = {"network": LARGE, "initial_std": math.exp(-2.0)}
+ADAPTIVE: Settings = {"schedule": "kl_minibatch", "target_kl": 0.01}
+# and what each task has of its own
+OF_TASKS: dict[str, Settings] = {
+    "ant": {},
+    "half_cheetah": CAUTIOUS
+    | dict(learning_rate=2.0633e-5, gamma=0.98, gae_lambda=0.92, entropy_coef=0.000401762)
+    | dict(clip_range=0.1, max_grad_norm=0.8, value_coef=0.58096),
+    "hopper": CAUTIOUS
+    | ADAPTIVE
+    | dict(learning_rate=9.80828e-5, gamma=0.999, gae_lambda=0.99, entropy_coef=0.00229519)
+    | dict(max_grad_norm=0.7, value_coef=0.835671),
+    "humanoid": CAUTIOUS
+    | ADAPTIVE
+    | dict(learning_rate=3.56987e-5, gamma=0.98, gae_lambda=0.9, entropy_coef=0.00238306)
+    | dict(clip_range=0.3, max_grad_norm=2.0, value_coef=0.431892),
+    "humanoid_standup": CAUTIOUS
+    | dict(learning_rate=2.55673e-5, gae_lambda=0.9, entropy_coef=3.62109e-6)
+    | dict(clip_range=0.3, max_grad_norm=0.7, value_coef=0.430793),
+    "inverted_double_pendulum": ADAPTIVE
+    | dict(learning_rate=0.000155454, gamma=0.98, gae_lambda=0.8, entropy_coef=1.05057e-6)
+    | dict(clip_range=0.4, value_coef=0.695929),
+    "inverted_pendulum": dict(learning_rate=0.000222425, gamma=0.999, gae_lambda=0.9)
+    | dict(entropy_coef=1.37976e-7, clip_range=0.4, max_grad_norm=0.3, value_coef=0.19816),
+    "pusher": ADAPTIVE | dict(network=LARGE, gamma=0.98, gae_lambda=1.0, entropy_coef=0.01),
+    "reacher": ADAPTIVE
+    | dict(learning_rate=0.000104019, gamma=0.98, gae_lambda=1.0, entropy_coef=0.001)
+    | dict(clip_range=0.3, max_grad_norm=0.9, value_coef=0.950368),
+    "swimmer": ADAPTIVE
+    | dict(learning_rate=6e-4, gamma=0.9999, gae_lambda=0.98, entropy_coef=0.01),
+    "walker2d": ADAPTIVE
+    | dict(learning_rate=5.05041e-5, entropy_coef=0.000585045)
+    | dict(clip_range=0.1, max_grad_norm=1.0, value_coef=0.871923),
+}
 GPU_CASES = [
     Case(
         f"gpu-ppo-{task}",
@@ -62,8 +114,10 @@ GPU_CASES = [
         task,
         steps_of(task),
         seeds=SEEDS,
-        settings={
-            **{name: value for name, value in NAMED["mjlab"].items() if name != "total_steps"},
+        settings=SHARED
+        | {"network": SMALL}
+        | OF_TASKS[task]
+        | {
             "device": "cuda",
             "num_envs": run.num_envs,
             "horizon": run.horizon,

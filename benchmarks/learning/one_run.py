@@ -14,8 +14,10 @@ from benchmarks.learning import results
 from benchmarks.learning.case import Case, Settings
 from benchmarks.learning.results import Point
 from benchmarks.learning.suite import case_named
+from benchmarks.results_table import commit
 from gpurl.api import Run, evaluate_run, resume, train
 from gpurl.checkpoints.folders import list_checkpoints
+from gpurl.errors import CheckpointError
 
 END_EPISODES = 20  # of the last evaluation
 # of a run, not of what it learns
@@ -47,11 +49,23 @@ def train_seed(case: Case, seed: int, work: Path) -> tuple[list[Point], Point]:
         shutil.rmtree(folder)  # of a case that was changed since
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(settings)
+    note_commit(folder)
     run = _run(case, seed, folder)
+    if run.outcome.unsaved:  # an earlier policy would be evaluated in place of the last
+        raise CheckpointError(f"the last policy is in no checkpoint: {run.outcome.unsaved}")
     # the final policy, on other episodes than those of the curve
     values = evaluate_run(run.folder, END_EPISODES, case.device, best=False)
     curve, seconds = read_curve(run.folder)
     return curve, Point(run.outcome.steps, seconds, values["eval/mean_reward"])
+
+
+def note_commit(folder: Path) -> None:
+    """Add this commit to those at which the training in `folder` was begun and went on, in a file
+    beside it.
+    """
+    path = folder.with_suffix(".commits")
+    known = path.read_text().split() if folder.exists() and path.exists() else []
+    path.write_text(" ".join(dict.fromkeys([*known, commit()])))
 
 
 def _run(case: Case, seed: int, folder: Path) -> Run:
@@ -106,10 +120,13 @@ def main(words: Sequence[str]) -> None:
     """Train a seed of a case and write its rows."""
     job = job_parser().parse_args(words)
     case = case_named(job.case).scaled(job.scale)
+    folder = job.work / case.name / f"seed_{job.seed}"
     columns = results.provenance(case.resolved_settings(), case.device)
     curve, end = train_seed(case, job.seed, job.work)
+    columns["commit"] = folder.with_suffix(".commits").read_text()
     results.add(case, job.seed, curve, end, columns, job.out)
-    shutil.rmtree(job.work / case.name / f"seed_{job.seed}")
+    shutil.rmtree(folder)
+    folder.with_suffix(".commits").unlink()
     print(f"return {end.mean_return:.1f} after {end.steps:,} steps, {end.seconds:.0f} s")
 
 

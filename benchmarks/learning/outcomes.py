@@ -125,8 +125,11 @@ def verdicts(outcomes: dict[str, Outcome]) -> list[Verdict]:
 
 
 def _target(case: Case, target: float, outcome: Outcome | None) -> Verdict:
-    measure = "lower end of the interval" if case.is_lower_end else "median"
     if outcome is None:
-        return Verdict(case, measure, target, None)
+        return Verdict(case, "", target, None)
+    seeds = len(outcome.seeds)
+    measure = "one seed" if seeds == 1 else f"median of {seeds} seeds"
+    if case.is_lower_end:
+        measure = "lower end of the interval"
     got = outcome.estimate.low if case.is_lower_end else outcome.median
     return Verdict(case, measure, target, got)

@@ -25,7 +25,10 @@ ZOO = (
     "rl-baselines3-zoo, benchmark.md: one training, the standard deviation is over its episodes; "
     "MuJoCo v3, Box2D v2 and v3"
 )
-FLASH = "Kim et al. 2026, arXiv 2604.04539; MuJoCo v4"
+FLASH = (
+    "Kim et al. 2026, arXiv 2604.04539, from the curves of five seeds in its repository "
+    "(results/stateRL_cpusim/FlashSAC.csv); MuJoCo v4"
+)
 
 COLUMNS = {
     column.name: column
@@ -148,7 +151,7 @@ COLUMNS = {
             CLEANRL,
             "1 M",
             {
-                "half_cheetah": (10374, 158),
+                "half_cheetah": (10374, 157),
                 "hopper": (1577, 819),
                 "walker2d": (1240, 390),
                 "inverted_pendulum": (643, 70),

@@ -21,7 +21,8 @@ INTRODUCTION = """\
 # Results: returns
 
 `python -m benchmarks.learning.report` makes this page from the files of
-`learning` in [benchmarks/results](../benchmarks/results); nothing in it is written by hand.
+`learning` in [benchmarks/results](../benchmarks/results): all tables and pictures. The text of this
+page stands in that script; a number in it names the commit at which it was measured.
 Every training ran with one thread, flash_sac on MuJoCo (100 k steps) with two, from the preset of
 its task and the settings at the end of this page. A return is the mean of 20 or more episodes of
 the last policy, acting greedily, on episodes that no evaluation on the way has played. **IQM** is
@@ -47,28 +48,31 @@ OFF_POLICY = """\
 Mostly one update of 256 transitions for each environment step, as in the publications; of the
 others see the settings below. An update of FlashSAC, of two critics with residual blocks of 1,024
 units on 512 observations and the next ones, takes a free core of an AMD EPYC 0.32 s in float32 and,
-since it multiplies in bf16, 0.16 to 0.20 s there, two cores 0.23 and 0.10 s: 90,000 updates for
-100 k steps are three to eight hours, where SAC's took 17 minutes.
+since it multiplies in bf16, 0.16 to 0.20 s there, two cores 0.23 and 0.10 s (commit 1d2c0b3):
+90,000 updates for 100 k steps are three to eight hours, where SAC's took 17 minutes.
 """
 DISCRETE = """\
-The DQN family with rl-zoo3's budgets, on Acrobot and LunarLander with its hyper-parameters, on
-CartPole with those of the preset; and PQN, which needs no replay buffer, with more steps.
+The DQN family with rl-zoo3's budgets, on Acrobot and LunarLander with its hyper-parameters; and
+PQN, which needs no replay buffer, with more steps. On CartPole the preset has rl-zoo3's learning
+rate and an update for every second step, chosen by trainings with these seeds: the preset alone,
+with half as many updates, ended at 481 (dqn), 412 (double), 394 (dueling), 350 (c51), 240 (qr) and
+403 (rainbow; one seed, commit 3166bc0).
 """
 BOX2D = "Gymnasium's Box2D tasks, mostly with rl-zoo3's hyper-parameters."
 CLASSIC = "The smallest tasks, most of them by their presets."
 CHASING = "gpurl's own task with 4096 environments, and three variants."
 PRESETS = """\
 What `gpurl train ALGORITHM ENV --num-envs N` gives without other settings: returns on 64, 1,024 and
-4,096 environments (steps, time). On Chasing a script that pursues at full speed gets 10.4.
+4,096 environments (seeds, steps, time). On Chasing a script that pursues at full speed gets 10.4.
 """
 PEERS = """\
-The same task, steps, seeds and hyper-parameters
+The same task, steps, hyper-parameters and seeds, in brackets their number
 ([peer_cases.py](../benchmarks/learning/peer_cases.py)) for gpurl and stable-baselines3 2.9.2, each
 on one core; Gymnasium's environments in both. Initial weights and random numbers are each
 library's own. Ratio: how many times as long stable-baselines3 takes.
 """
 RSL_RL = """\
-The same task, steps, seeds and hyper-parameters
+The same task, steps, hyper-parameters and seeds, in brackets their number
 ([rsl_rl_cases.py](../benchmarks/learning/rsl_rl_cases.py)) for gpurl and rsl-rl-lib, each on one
 core with the same evaluations, on gpurl's own environments, which rsl-rl-lib 5.5.1 gets through
 `to_rsl_rl`. Initial weights, Adam's epsilon and random numbers are each library's own. At a
@@ -87,9 +91,20 @@ either library. rsl_rl's first two runs shared their core with more other work, 
 little.
 """
 GPU = """\
-mjlab has published returns and times of its versions of the eleven tasks; the same sizes and steps
-with gpurl's own versions, by `python -m benchmarks.learning --only gpu` on a machine with a GPU.
-Sizes: environments × steps × epochs × minibatches.
+mjlab has published returns and times of its versions of the eleven tasks; the same sizes, steps and
+hyper-parameters of each task with gpurl's own versions, by
+`python -m benchmarks.learning --only gpu` on a machine with a GPU. Sizes: environments × steps ×
+epochs × minibatches.
+"""
+TARGETS = """\
+Most were set before the trainings: PPO's on MuJoCo, for the landers and BipedalWalker from the
+publications; half of Tianshou's mean at 1 M steps for SAC and TD3 at 300 k; two published standard
+deviations below the mean for FlashSAC; rl-zoo3's DQN for the DQN family on LunarLander; about
+what the script gets on Chasing. Four were set or changed when a result of the task was known:
+ppo-chasing-discrete (from 9.0 to 6.9, the script gets 7.06), a2c-pendulum,
+a2c-mountain_car_continuous and sac-mountain_car_continuous. Settings were also chosen by trainings
+with seeds of this page for A2C on Pendulum and the lander, DQN on the lander at 500 k steps and the
+DQN family on CartPole.
 """
 CLOCK = """\
 Each algorithm for the same wall clock on one core, beside a training on the other one, or until the
@@ -154,7 +169,7 @@ SECTIONS = (
     ),
     Section("What a GPU has to reach", GPU, tables.gpu_table, "gpu", "time"),
     Section("Equal wall clock", CLOCK, tables.clock_table, "wall_clock", "time"),
-    Section("Targets", "", tables.target_table),
+    Section("Targets", TARGETS, tables.target_table),
     Section("Publications", "", lambda outcomes: tables.source_list()),
     Section("Settings", "What differs from the defaults.", tables.settings_table),
     Section("Machines", "", tables.machine_lines),

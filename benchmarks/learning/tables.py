@@ -38,6 +38,11 @@ def interval(estimate: Estimate) -> str:
     return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"
 
 
+def with_seeds(outcome: Outcome) -> str:
+    """The interval, and in brackets the number of seeds."""
+    return f"{interval(outcome.estimate)} ({len(outcome.seeds)})"
+
+
 def duration(seconds: float) -> str:
     """12 s, 3.4 min or 1.5 h."""
     if seconds < 90:
@@ -133,7 +138,7 @@ def discrete_table(outcomes: Outcomes) -> list[str]:
         for task in DISCRETE_TASKS:
             outcome = outcomes.get(f"{name}-{task}")
             steps = count(CASES[f"{name}-{task}"].steps)
-            text = NOT_RUN if outcome is None else interval(outcome.estimate)
+            text = NOT_RUN if outcome is None else with_seeds(outcome)
             cells.append(f"{text} at {steps}")
         rows.append((name, *cells))
     for column in ("DQN rl-zoo3", "QR-DQN rl-zoo3"):
@@ -150,9 +155,9 @@ def preset_table(outcomes: Outcomes) -> list[str]:
             for algorithm in PRESET_ALGORITHMS:
                 name = preset_case_name(algorithm, task, num_envs)
                 outcome = outcomes.get(name)
-                text = NOT_RUN if outcome is None else interval(outcome.estimate)
+                text = NOT_RUN if outcome is None else with_seeds(outcome)
                 after = "" if outcome is None else f", {duration(outcome.seconds)}"
-                cells.append(f"{text} ({count(CASES[name].steps)}{after})")
+                cells.append(f"{text} {count(CASES[name].steps)}{after}")
             rows.append((f"{task}, {num_envs:,}", *cells))
     return markdown(("", *PRESET_ALGORITHMS), rows)
 
@@ -163,7 +168,7 @@ def peer_table(cases: Sequence[Case], peer: str, outcomes: Outcomes) -> list[str
     rows = []
     for own, other in zip(cases[::2], cases[1::2]):
         pair = (outcomes.get(own.name), outcomes.get(other.name))
-        texts = [NOT_RUN if each is None else interval(each.estimate) for each in pair]
+        texts = [NOT_RUN if each is None else with_seeds(each) for each in pair]
         times = ["" if each is None else duration(each.seconds) for each in pair]
         ratio = "" if None in pair else f"{pair[1].seconds / pair[0].seconds:.1f}"  # type: ignore[union-attr]
         name = own.name.partition("-")[2]
@@ -180,7 +185,7 @@ def gpu_table(outcomes: Outcomes) -> list[str]:
         sizes = f"{run.num_envs} × {run.horizon} × {run.epochs} × {run.minibatches}"
         other = f"{number(run.mean)} ± {number(run.deviation)}"
         own = outcomes.get(case.name)
-        texts = (NOT_RUN, "") if own is None else (interval(own.estimate), duration(own.seconds))
+        texts = (NOT_RUN, "") if own is None else (with_seeds(own), duration(own.seconds))
         times = (duration(60 * run.minutes), *texts)
         rows.append((case.task, sizes, count(case.steps), other, *times))
     return markdown(header, rows)

@@ -118,10 +118,10 @@ def test_the_page_shows_results_and_says_what_was_not_run(tmp_path: Path) -> Non
         "Over half_cheetah, hopper, as fractions of the median of the published means: 0.75."
         in text
     )
-    assert "| sac-hopper | 100 k | 15 [10, 20] | 15 | 60 s | 60 s | 1.0 |" in text
+    assert "| sac-hopper | 100 k | 15 [10, 20] (2) | 15 (1) | 60 s | 60 s | 1.0 |" in text
     assert "| ppo-lunar_lander | 300 k | not run | not run |  |  |  |" in text
     assert "| ppo-pendulum | 60 s | 10 M | -150 | 1 |" in text
-    assert "| c51 | not run at 50 k | -80 at 100 k | not run at 100 k |" in text
+    assert "| c51 | not run at 50 k | -80 (1) at 100 k | not run at 100 k |" in text
     assert "(../benchmarks/results/learning/ppo.png)" in text
     assert "off_policy.png" not in text
     assert "2 of 4 targets are reached; " in text  # of HalfCheetah both, of Hopper none

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.learning import one_run, results, schedule
-from benchmarks.learning.__main__ import missing, overview
+from benchmarks.learning.__main__ import main, missing, overview
 from benchmarks.learning.case import Case
 from benchmarks.learning.gpu_cases import GPU_CASES
 from benchmarks.learning.peer_cases import PEER_CASES
@@ -23,7 +24,7 @@ from benchmarks.learning.rsl_rl_cases import MJLAB_CASES, RSL_RL_CASES
 from benchmarks.learning.schedule import Job, Places, Stop, in_order, run_all
 from benchmarks.learning.suite import CASES, GROUPS, case_named, select
 from gpurl.algorithms import algorithm_names
-from gpurl.errors import UsageError
+from gpurl.errors import CheckpointError, UsageError
 from gpurl.run.settings import make_settings
 
 TINY = Case(
@@ -156,6 +157,10 @@ def test_goals_of_a_gpu_are_mjlabs_trainings() -> None:
     assert by_task["humanoid"].steps == 627_900_000
     settings = json.loads(by_task["swimmer"].resolved_settings())
     assert (settings["horizon"], settings["device"], settings["target_kl"]) == (128, "cuda", 0.01)
+    assert (settings["gamma"], settings["learning_rate"]) == (0.9999, 6e-4)
+    hopper = json.loads(by_task["hopper"].resolved_settings())
+    assert hopper["network"]["hidden"] == [256, 256]
+    assert hopper["initial_std"] == pytest.approx(0.1353, abs=1e-4)
     assert by_task["swimmer"].device == "cuda"
     assert CASES["ppo-swimmer"].device == "cpu"
 
@@ -253,6 +258,38 @@ def test_a_stopped_training_goes_on_with_its_time_limit(tmp_path: Path) -> None:
     changed = Case("x", "test", "ppo", "cart_pole", 200, settings=TINY.settings)
     _, other = one_run.train_seed(changed, 0, tmp_path)  # of a changed case nothing is kept
     assert other.steps == 200
+
+
+def test_all_commits_of_a_training_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped one may go on with other code."""
+    folder = tmp_path / "seed_0"
+    for name in ("aaa", "aaa", "bbb"):
+        monkeypatch.setattr(one_run, "commit", lambda name=name: name)
+        one_run.note_commit(folder)
+        folder.mkdir(exist_ok=True)
+    assert folder.with_suffix(".commits").read_text() == "aaa bbb"
+    folder.rmdir()  # begun anew
+    one_run.note_commit(folder)
+    assert folder.with_suffix(".commits").read_text() == "bbb"
+
+
+def test_a_policy_that_was_not_saved_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SimpleNamespace(folder=tmp_path, outcome=SimpleNamespace(unsaved="the disk is full"))
+    monkeypatch.setattr(one_run, "_run", lambda *_: run)
+    with pytest.raises(CheckpointError, match="in no checkpoint: the disk is full"):
+        one_run.train_seed(TINY, 0, tmp_path)
+
+
+def test_a_scaled_suite_does_not_replace_published_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["learning", "--scale", "0.01"])
+    assert main() == 2
+    assert "--scale needs an --out of its own" in capsys.readouterr().err
 
 
 def test_a_curve_has_the_finite_evaluations_only(tmp_path: Path) -> None:
