@@ -11,7 +11,10 @@ from benchmarks.processes import Result, comparison_parser, host_environment, ru
 from benchmarks.results_table import ROOT, Row, Turns, median_columns, number, table
 from gpurl.errors import UsageError
 
-ON_CPU = ("gpurl", "rsl_rl", "skrl", "sb3", "rl_games", "rl_games:eager", "leanrl_style")
+ON_CPU = (
+    *("gpurl", "rsl_rl", "rsl_rl:compile", "skrl", "sb3", "rl_games", "rl_games:eager"),
+    *("leanrl_style", "leanrl_style:compile"),
+)
 ON_GPU = (
     *("gpurl", "gpurl:tf32", "gpurl:bf16", "rsl_rl", "rsl_rl:compile", "skrl", "sb3"),
     *("rl_games", "rl_games:max-autotune", "leanrl_style", "leanrl_style:compile+graphs"),

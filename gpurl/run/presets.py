@@ -423,8 +423,11 @@ def preset(
         default = values.get("num_envs")
         count = count or (default if isinstance(default, int) else None)
         values = _on_few(values, _known(algorithm, twin, is_few=True), count)
-    if count is None or "updates" not in values:
+    if count is None:
         return values
+    if "updates" not in values:
+        has_few = is_few and (algorithm, env) in FEW_PRESETS
+        return _with_whole_rollouts(values, count) if has_few else values
     config = config_class(resolve_algorithm(algorithm))
     return fit_updates(values, count, getattr(config, "policy_delay", 1))
 
@@ -469,6 +472,16 @@ def _on_few(values: Preset, of_twin: Preset, count: int | None) -> Preset:
     assert isinstance(horizon, int)
     # rollouts of the same size
     return values | of_twin | {"num_envs": count, "horizon": max(1, horizon * made_for // count)}
+
+
+def _with_whole_rollouts(values: Preset, num_envs: int) -> Preset:
+    """A preset of few environments, for fewer: each plays more steps, so that a rollout stays as
+    large. One of 32 steps of one environment would be minibatches of one row.
+    """
+    made_for, horizon = values["num_envs"], values["horizon"]
+    assert isinstance(made_for, int)
+    assert isinstance(horizon, int)
+    return values | {"horizon": max(horizon, horizon * made_for // num_envs)}
 
 
 def fit_updates(values: Preset, num_envs: int, policy_delay: int) -> Preset:

@@ -592,6 +592,9 @@ def test_sizes_and_spaces_that_do_not_fit_are_refused_by_name() -> None:
         make(env, minibatches=5).make_buffer()
     with pytest.raises(UsageError, match=r"num_envs = 8 rows into minibatches = 3"):
         make(env, minibatches=3, network=GRU).make_buffer()
+    single = {"minibatches": 64, "normalize_advantage": "minibatch"}
+    with pytest.raises(UsageError, match=r"a single row has an advantage of 0: .*take fewer mini"):
+        make(env, **single).make_buffer()
     with pytest.raises(
         UsageError,
         match=r"PPO needs a Box of at least one number, .* action space, this one is Dict",

@@ -218,6 +218,14 @@ def test_a_preset_without_updates_is_left_alone() -> None:
     assert preset("ppo", "cart_pole", 8)["total_steps"] == 1_000_000
 
 
+def test_fewer_environments_play_more_steps() -> None:
+    """One of 32 steps would have minibatches of one row, whose advantage less its mean is 0."""
+    few = FEW_PRESETS["ppo", "hopper"]
+    assert preset("ppo", "hopper", 1) == few | {"horizon": 2048}
+    assert preset("ppo", "hopper", 8) == few | {"horizon": 256}
+    assert preset("ppo", "hopper", 256) == few
+
+
 def test_a_preset_follows_its_task_into_gymnasium() -> None:
     # with a replay buffer: the same, on fewer environments
     known = PRESETS["dqn", "cart_pole"]
