@@ -94,7 +94,7 @@ def test_flags_and_files_choose_the_preset(tmp_path: Path) -> None:
     config = tmp_path / "many.yaml"
     config.write_text("num_envs: 2048\n")
     assert horizon("--config", str(config)) == 24
-    assert horizon("--config", str(config), "--num-envs", "32") == 32
+    assert horizon("--config", str(config), "--num-envs", "32") == 64
 
 
 def settings_of(*words: str) -> dict[str, Any]:
