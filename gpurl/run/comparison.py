@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ from gpurl.run.plot import (
     save_figure,
 )
 from gpurl.run.scores import POINTS, Estimate, band, interpolate, iqm
+from gpurl.run.settings import TrainConfig
+from gpurl.run.trackers.tracker import flat
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, "#c23b3b", "#4aa3b5", "#8a6d3b", "#d46bb0", INK)
 EVALUATION, TRAINING = "eval/mean_reward", "rollout/ep_rew_mean"
 MAX_LABEL = 90  # letters in the legend
+# settings of a run, not of what it learns
+OF_RUNS = {field.name for field in fields(TrainConfig)} - {"num_envs", "precision"}
 Curve = list[tuple[float, float]]
 Settings = dict[str, Json]
 
@@ -56,12 +60,21 @@ class RunCurve:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ by their seed; `label` says what they have in common."""
+    """Runs that should differ by their seed only; `label` says what they have in common."""
 
     label: str
     runs: list[RunCurve]
     curves_are_evaluations: bool
     last_is_evaluation: bool
+
+    def differing(self) -> list[str]:
+        """The settings of what is learned, besides the seed, in which the runs differ."""
+        learned = [
+            dict(flat({name: each for name, each in run.settings.items() if name not in OF_RUNS}))
+            for run in self.runs
+        ]
+        names = dict.fromkeys(name for values in learned for name in values)
+        return [name for name in names if len({str(each.get(name)) for each in learned}) > 1]
 
     def last_returns(self) -> list[float]:
         """[S] of the seeds, at the end."""
@@ -80,7 +93,8 @@ def compare_runs(folders: Sequence[str | Path], by: str = "algorithm") -> list[G
     the training, if that has more. Members of a population count as runs, unless selection made
     them one. UsageError for runs of different tasks, and for runs without returns.
     """
-    paths = [Path(folder) for folder in folders]
+    # a folder that is named twice counts once
+    paths = [*{Path(folder).resolve(): Path(folder) for folder in folders}.values()]
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path} is not a run folder")
@@ -191,7 +205,8 @@ def comparison_table(groups: Sequence[Group]) -> str:
         ends = [run.last[0] for run in group.runs]
         # runs that are not finished count with what they have
         steps = f"{min(ends):,.0f} to " if min(ends) < 0.99 * max(ends) else ""
-        row = f"{group.label}: {counted(len(group.runs), 'seed')}, {steps}{max(ends):,.0f} steps, "
+        kind = "run" if group.differing() else "seed"
+        row = f"{group.label}: {counted(len(group.runs), kind)}, {steps}{max(ends):,.0f} steps, "
         returns = group.last_returns()
         if len(returns) == 1:  # it has no interval
             rows.append(f"{row}return {returns[0]:.2f}")
@@ -203,6 +218,12 @@ def comparison_table(groups: Sequence[Group]) -> str:
         )
     kind = "the last evaluation" if groups[0].last_is_evaluation else "training, at the end"
     rows.append(f"returns of {kind}; IQM: interquartile mean over seeds [95 % interval]")
+    rows += [
+        f"{group.label}: these are no seeds of one training, they differ in {', '.join(names)}: "
+        f"--by {names[0]} groups them"
+        for group in groups
+        if (names := group.differing())
+    ]
     return "\n".join(rows)
 
 

@@ -183,6 +183,22 @@ def test_a_setting_groups(tmp_path: Path) -> None:
         compare_runs(runs, by="nothing")
 
 
+def test_runs_that_differ_by_more_than_their_seed_are_no_seeds(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / f"r{i}", [1.0 * i], gamma=0.9 + 0.09 * i, seed=i, run_dir=f"r{i}")
+        for i in range(2)
+    ]
+    table = comparison_table(compare_runs([*runs, runs[0], tmp_path / "." / "r1"]))
+    assert table.startswith("ppo: 2 runs, ")
+    assert table.endswith(
+        "ppo: these are no seeds of one training, they differ in gamma: --by gamma groups them"
+    )
+    wide = make_run(tmp_path / "wide", [1.0], network={"hidden": [8], "shared": True})
+    narrow = make_run(tmp_path / "narrow", [1.0], network={"hidden": [4], "shared": True})
+    (group,) = compare_runs([wide, narrow])
+    assert group.differing() == ["network.hidden"]
+
+
 def test_members_of_a_population_are_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
