@@ -52,9 +52,9 @@ def name_problems(env: VecEnv) -> Iterator[str]:
         return  # a problem of its own
     space = env.single_action_space
     num_actions = int(space.n) if isinstance(space, Discrete) else action_width(env)
-    for key, number in (
-        ("observation_names", observation_width(env)),
-        ("action_names", num_actions),
+    for key, place, number in (
+        ("observation_names", "single_observation_space", observation_width(env)),
+        ("action_names", "single_action_space", num_actions),
     ):
         names = getattr(env, key)
         if names is None:
@@ -63,13 +63,27 @@ def name_problems(env: VecEnv) -> Iterator[str]:
         is_row = isinstance(names, Sequence) and not isinstance(names, str)
         if not is_row or not all(isinstance(name, str) for name in names):
             yield f"{where}: wanted a tuple of {number} texts, got {names!r}"
-        elif len(names) != number:
+        elif len(names) != number and not _is_of_base(env, key, place):
             of = "observation" if key == "observation_names" else "action"
             kind = "choice" if of == "action" and isinstance(space, Discrete) else "number"
             yield (
                 f"{where}: wanted {number}, one for each {kind} of an agent's {of}, got "
                 f"{len(names)}: {', '.join(names)}"
             )
+
+
+def _is_of_base(env: VecEnv, key: str, space: str) -> bool:
+    """Whether the attribute `key` is that of a base of the class that has the space: a task that
+    observes less than its base need not name it again.
+    """
+    owners = [
+        next(
+            (depth for depth, kind in enumerate(type(env).__mro__) if name in vars(kind)),
+            0,
+        )
+        for name in (key, space)
+    ]
+    return key not in vars(env) and owners[0] > owners[1]
 
 
 def _fitting(names: Sequence[str] | None, number: int) -> list[str]:

@@ -77,6 +77,22 @@ class ChoicesOfOther(RandomWalk):
     action_names = ("left",)
 
 
+class SeesLess(Named):
+    """Observes two of the three numbers of its base."""
+
+    single_observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observe(self, state: dict[str, Tensor]) -> Tensor:
+        return super().observe(state)[:, :2]
+
+
+def test_names_of_a_base_need_not_fit_a_task_that_sees_less() -> None:
+    env = SeesLess(8)
+    assert names_of(env).observation == ["0", "1"]
+    assert names_of(env).action == ["push", "turn"]
+    assert check_env(env, steps=8) == []
+
+
 def test_declared_names_count_and_are_checked() -> None:
     names = names_of(Named(1))
     assert (names.observation, names.action) == (["left", "middle", "right"], ["push", "turn"])
