@@ -148,7 +148,10 @@ def _summary(entry: RunEntry, series: Series) -> str:
     if (seconds := _last(series, "time/time_elapsed")) is not None:
         rows.append(("training time", str(timedelta(seconds=round(seconds)))))
         if entry.steps and seconds > 0:
-            rows.append(("environment steps/s", f"{entry.steps / seconds:,.0f}"))
+            # steps are those of one member of a population
+            members = {tag.split("/")[1] for tag in series if tag.startswith("members/")}
+            speed = entry.steps * max(len(members), 1) / seconds
+            rows.append(("environment steps/s", f"{speed:,.0f}"))
     return _table(rows)
 
 

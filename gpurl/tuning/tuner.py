@@ -335,7 +335,9 @@ def write_best(plan: Plan, tuner: Tuner) -> None:
     best = best_params(tuner.tuning.rows())
     if best is None:
         return
-    settings = replace(plan.settings, train=replace(plan.settings.train, population=1))
+    # members of a population were trained with seeds of their own
+    seed = plan.settings.train.seed + (best.member or 0)
+    settings = replace(plan.settings, train=replace(plan.settings.train, population=1, seed=seed))
     values = with_values(settings, tuner.values_of(best.params)).to_dict()
     head = f"# trial {best.number}: return {best.value}, the last evaluation\n"
     path = tuner.tuning.folder / BEST_FILE

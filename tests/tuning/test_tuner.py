@@ -132,6 +132,8 @@ def test_a_population_is_trials_side_by_side(tmp_path: Path) -> None:
     alone = small_run(tmp_path / "alone", 2, **values)
     assert alone.outcome.evaluation["eval/mean_reward"] == rows[2].value
     assert read_config(tuning.folder / "best.yaml")["population"] == 1
+    best = next(row for row in tuning.rows() if row.state == "finished")
+    assert read_config(tuning.folder / "best.yaml")["seed"] == (best.member or 0)
     assert not read_config(tuning.folder / "best.yaml")["member"]
 
 
