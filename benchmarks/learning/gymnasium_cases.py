@@ -23,7 +23,6 @@ ZOO_STEPS = 100_000
 ZOO_DQN_LANDER = 154.0  # the return of its DQN
 ZOO_DQN: Settings = {
     "num_envs": 4,
-    "horizon": 1,
     "updates": 4,
     "batch_size": 128,
     "replay_size": 50_000,
@@ -54,6 +53,8 @@ DISCRETE_TASKS = {"cart_pole": "cart_pole", "acrobot": "acrobot", "lunar_lander"
 def _discrete_settings(algorithm: str, task: str, changes: Settings) -> Settings:
     """rl-zoo3's, on CartPole over its preset, with `changes` and, for atoms, their range."""
     values = merge(ZOO_CART_POLE if task == "cart_pole" else ZOO_DQN, changes)
+    if task == "acrobot":
+        values["horizon"] = 1  # the preset of built-in tasks has 2
     return values | (RANGES[task] if "atoms" in changes or algorithm == "rainbow" else {})
 
 
