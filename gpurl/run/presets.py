@@ -220,9 +220,20 @@ FEW_CONTINUOUS: Preset = {
 # its 78 columns of contact forces are nearly always 0: scaled to a variance of 1 they would be most
 # of what a network sees. In other tasks small observations matter
 FEW_ANT = FEW_CONTINUOUS | {"normalize_obs_epsilon": 0.1}
-# what an action of Swimmer is worth shows over hundreds of steps: with 0.99 it stays at 50
-# (rl-zoo3: 0.9999); in Reacher it shows at once
-FEW_SWIMMER = FEW_CONTINUOUS | {"gamma": 0.999}
+# what an action of Swimmer is worth shows over hundreds of steps: with 0.99 it stays at 50, with
+# 0.999 alone at 150. rl-zoo3's discounts, rate, epochs and noise, on rollouts of a quarter episode
+FEW_SWIMMER = FEW_CONTINUOUS | {
+    "num_envs": 16,
+    "horizon": 256,
+    "epochs": 10,
+    "minibatches": 16,
+    "learning_rate": 6e-4,
+    "gamma": 0.9999,
+    "gae_lambda": 0.98,
+    "value_coef": 0.5,
+    "initial_std": 1.0,
+}
+# in Reacher it shows at once
 FEW_REACHER = FEW_CONTINUOUS | {"gamma": 0.9}
 # one update of 256 transitions for each step of an environment, as in the publications
 ONE_UPDATE_A_STEP: Preset = {
