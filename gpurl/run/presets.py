@@ -231,6 +231,7 @@ FEW_SWIMMER = FEW_CONTINUOUS | {
     "gamma": 0.9999,
     "gae_lambda": 0.98,
     "value_coef": 0.5,
+    "max_grad_norm": 0.5,
     "initial_std": 1.0,
 }
 # in Reacher it shows at once
