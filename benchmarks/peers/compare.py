@@ -109,6 +109,10 @@ def report(options: argparse.Namespace, results: dict[str, list[Result]]) -> str
 def rows_of(options: argparse.Namespace, results: dict[str, list[Result]]) -> list[Row]:
     """Medians as rows: speed, memory and score of every contestant."""
     rows = []
+    per_iteration = options.num_envs * options.horizon
+    steps = options.total_steps
+    if options.case != "pendulum":
+        steps = options.iterations * per_iteration
     units = {
         "steps_per_second": "env_steps/s",
         "peak_mib": "peak MiB",
@@ -124,6 +128,8 @@ def rows_of(options: argparse.Namespace, results: dict[str, list[Result]]) -> li
                 "note": runs[0]["note"],
                 "num_envs": str(options.num_envs),
                 "horizon": str(options.horizon),
+                "steps": str(steps),
+                "warm_up": str(options.warm_up),
                 "unit": unit,
                 **median_columns([result[key] for result in runs], ".4g"),
             }

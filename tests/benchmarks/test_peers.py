@@ -346,6 +346,9 @@ def test_a_row_has_the_horizon_that_was_played(case: str, horizon: str) -> None:
     }
     rows = compare.rows_of(compare.parse(["--case", case, "--horizon", "16"]), {"gpurl": [found]})
     assert [row["horizon"] for row in rows] == [horizon] * 3
+    # a run of another size is another measurement
+    steps = {"chasing": 12 * 4096 * 16, "pursuit": 12 * 4096 * 16, "pendulum": 100_000}
+    assert {row["steps"] for row in rows} == {str(steps[case])}
     assert {
         row["horizon"]
         for row in read_rows(ROOT / "benchmarks" / "results" / "peers_cpu.csv")
