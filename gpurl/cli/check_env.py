@@ -39,7 +39,8 @@ from gpurl.run.evaluator import MAX_STEPS
 NUM_ENVS = 8  # of an environment given by name
 REPLAYED = 16  # steps that are played twice
 PLAYED = 1000  # steps after which an episode has probably ended, if there is a time limit
-PLAYED_SECONDS = 3.0  # of them, at most
+PLAYED_SECONDS = 3.0  # of those that are played for an end, at most
+KEPT = 64  # steps whose tensors later ones must leave alone
 # causes that several checks see
 REPEATABLE = "repeatable"
 SPACE = "space"
@@ -62,6 +63,7 @@ Check = Callable[[VecEnv, int, int], Iterator[str | tuple[str, str]]]
 def check_env(env: VecEnv | str, steps: int = 64, seed: int = 0) -> list[str]:
     """All problems of `env`, each with what was wanted and what was got; empty when it keeps the
     contract. One mistake is one problem: the checks that fail for the same reason are counted.
+    steps: at least; more, up to the time limit, where that takes seconds.
 
     An environment given as an object is stepped and left somewhere in an episode. Exceptions inside
     it are problems, not raised.
@@ -127,9 +129,11 @@ def _each_once(findings: list[Finding]) -> list[str]:
     return problems
 
 
-def advice(env: VecEnv) -> list[str]:
-    """What keeps the contract and still makes trouble in a training; `env` is played."""
-    return [*_image_note(env), *_misspelt_names(env), *_time_limit_note(env)]
+def advice(env: VecEnv, steps: int = 64) -> list[str]:
+    """What keeps the contract and still makes trouble in a training, or was not seen in `steps`;
+    `env` is played.
+    """
+    return [*_image_note(env), *_misspelt_names(env), *_ends_note(env, steps)]
 
 
 def _image_note(env: VecEnv) -> Iterator[str]:
@@ -160,27 +164,41 @@ def _misspelt_names(env: VecEnv) -> Iterator[str]:
             yield f"{kind.__name__}.{name} is not a name that gpurl reads; is it {near[0]}?"
 
 
-def _time_limit_note(env: VecEnv) -> Iterator[str]:
-    """Of an environment in which random actions reach no time limit."""
-    if env.max_episode_steps is not None:
-        return
+def _ends_note(env: VecEnv, steps: int) -> Iterator[str]:
+    """Of an environment in which random actions reach no time limit, or no end at all."""
+    limit = env.max_episode_steps
     draw = _action_source(env, 0)
     env.reset(seed=0)
     ended = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
-    began = time.monotonic()
     played = 0
-    while played < PLAYED and time.monotonic() - began < PLAYED_SECONDS:
+    for _ in _steps_to_play(env, steps):
         timestep = env.step(draw())
         played += 1
         ended |= timestep.terminated
-        if timestep.truncated.any():
+        if timestep.truncated.any() or (limit is not None and ended.any()):
             return
-    count = int(ended.sum())
+    if limit is not None:
+        yield (
+            f"no episode ended in {played:,} steps of random actions, so ends are unchecked: "
+            f"--steps {limit + 1}"
+        )
+        return
     yield (
         f"no time limit: max_episode_steps is None, and in {played:,} steps of random actions "
-        f"episodes ended in {count} of {env.num_envs} environments. An evaluation waits for the "
-        f"ends, at most {MAX_STEPS:,} steps; set max_episode_steps"
+        f"episodes ended in {int(ended.sum())} of {env.num_envs} environments. An evaluation waits "
+        f"for the ends, at most {MAX_STEPS:,} steps; set max_episode_steps"
     )
+
+
+def _steps_to_play(env: VecEnv, steps: int) -> Iterator[int]:
+    """`steps`, then past the time limit, where mistakes of a restart show, if that is quick."""
+    yield from range(steps)
+    limit = PLAYED if env.max_episode_steps is None else env.max_episode_steps + 1
+    began = time.monotonic()
+    for step in range(steps, min(limit, PLAYED)):
+        if time.monotonic() - began > PLAYED_SECONDS:
+            return
+        yield step
 
 
 def _run(check: Check, env: VecEnv, steps: int, seed: int) -> Iterator[Finding]:
@@ -256,7 +274,9 @@ def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str | tuple[str
     # everything that was returned, and copies of it
     returned = {"reset: obs": obs}
     copies = {"reset: obs": obs.clone()}
-    for step in range(steps):
+    # [n, *obs] each: where episodes begin, and where those before them ended
+    firsts, lasts = [obs.clone()], [obs[:0]]
+    for step in _steps_to_play(env, steps):
         action = draw()
         before = action.clone()
         clocks = env.episode_length_buf.clone()
@@ -268,8 +288,9 @@ def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str | tuple[str
                 f"{type(env).__name__}.step: actions: wanted them left as they were, got them "
                 f"changed"
             )
-        tensors = _tensors(timestep)
-        changed = [key for key, earlier in returned.items() if not _same(earlier, copies[key])]
+        changed = []
+        if step < steps:
+            changed = [key for key, earlier in returned.items() if not _same(earlier, copies[key])]
         if changed:
             problems.append(
                 f"{type(env).__name__}.step: wanted earlier returned tensors left alone, got "
@@ -278,8 +299,29 @@ def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str | tuple[str
         if problems:
             yield from problems
             return
-        returned |= {f"step {step}: {key}": value for key, value in tensors.items()}
-        copies |= {f"step {step}: {key}": value.clone() for key, value in tensors.items()}
+        if step < KEPT:
+            tensors = {f"step {step}: {key}": each for key, each in _tensors(timestep).items()}
+            returned |= tensors
+            copies |= {key: each.clone() for key, each in tensors.items()}
+        if not (guard.has_valid or env.resets_late):
+            done = timestep.terminated | timestep.truncated
+            firsts.append(timestep.obs[done])
+            lasts.append(timestep.info["final_obs"][done])
+    yield from _final_obs_problem(env, torch.cat(firsts), torch.cat(lasts))
+
+
+def _final_obs_problem(env: VecEnv, firsts: Tensor, lasts: Tensor) -> Iterator[str]:
+    """final_obs taken after the restart; firsts, lasts: [n, *obs] observations with which episodes
+    began and ended, as the environment shows them.
+    """
+    # an episode that ends as the next one begins is no accident where all begin at random
+    is_random = bool((firsts != firsts[0]).any())
+    if is_random and len(lasts) >= env.num_envs and torch.equal(firsts[env.num_envs :], lasts):
+        yield (
+            f"{type(env).__name__}.step: info['final_obs']: wanted the last observation of the "
+            f"episode where one ended, got obs, the first of the next one, at all {len(lasts)} "
+            f"ends; take it before the restart"
+        )
 
 
 def _step_problems(

@@ -603,7 +603,7 @@ def check_env(module: str, /, steps: int = 64) -> int:
 
     Args:
         module: name or module path of the environment
-        steps: steps to play
+        steps: steps to play at least; up to the time limit where that takes seconds
     """
     from gpurl.cli.check_env import NUM_ENVS, advice
     from gpurl.cli.check_env import check_env as find_problems
@@ -617,7 +617,7 @@ def check_env(module: str, /, steps: int = 64) -> int:
     for problem in problems:
         print(f"- {problem}")
     if not problems:
-        for text in advice(env):
+        for text in advice(env, steps):
             print(f"note: {text}")
     env.close()
     print(f"{module}: {counted(len(problems), 'problem') if problems else 'keeps the contract'}")

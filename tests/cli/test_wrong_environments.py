@@ -636,6 +636,25 @@ WRONG: dict[str, tuple[str, Changes, str]] = {
         (("        self.restart(done)\n", ""),),
         "episode_length_buf: wanted one more a step and 0 after an end, where the next episode",
     ),
+    "no autoreset, behind the steps": (
+        VECTOR,
+        (
+            ("        self.restart(done)\n", ""),
+            ("max_episode_steps = 10", "max_episode_steps = 90"),
+        ),
+        "episode_length_buf: wanted one more a step and 0 after an end, where the next episode",
+    ),
+    "final_obs behind the restart": (
+        VECTOR,
+        (
+            (
+                "self.restart(done)\n",
+                'self.restart(done)\n        info["final_obs"] = self.x.clone()\n',
+            ),
+        ),
+        "MyVec.step: info['final_obs']: wanted the last observation of the episode where one "
+        "ended, got obs, the first of the next one, at all 16 ends; take it before the restart",
+    ),
     "another number": (
         VECTOR,
         (("super().__init__(num_envs, device)", "super().__init__(16, device)"),),
@@ -686,6 +705,11 @@ NOTES: dict[str, tuple[str, Changes, str]] = {
         "no time limit: max_episode_steps is None, and in ",
     ),
     "some ends": (TASK, ((LIMIT, ""),), "steps of random actions episodes ended in "),
+    "unseen ends": (
+        TASK,
+        (("steps = 100", "steps = 5000"), ("> 5.0", "> 1e9"), ("10.0", "np.inf")),
+        " steps of random actions, so ends are unchecked: --steps 5001",
+    ),
     "images": (
         TASK,
         (
