@@ -426,7 +426,7 @@ def play(
 def export(
     run: Path,
     /,
-    format: Literal["onnx", "pt2", "torchscript"] = "onnx",
+    format: Literal["auto", "onnx", "pt2", "torchscript"] = "auto",
     out: Path | None = None,
     latest: bool = False,
     member: int | None = None,
@@ -435,7 +435,8 @@ def export(
 
     Args:
         run: RUN, a run folder
-        format: onnx, pt2 (torch.export) or torchscript
+        format: onnx, pt2 (torch.export) or torchscript; auto is that of the suffix of --out,
+            .onnx, .pt2 or .pt, else onnx
         out: FILE to write, by default policy.onnx in the run folder; the JSON is FILE.json
         latest: the latest checkpoint, not the best one
         member: of a population, by default the best one

@@ -33,24 +33,21 @@ class Exported(NamedTuple):
 
 def export_run(
     path: str | Path,
-    export_format: str = "onnx",
+    export_format: str = "auto",
     out: str | Path | None = None,
     best: bool = True,
     member: int | None = None,
 ) -> Exported:
     """Write the policy of a run or checkpoint folder, by default into the run folder, as
     policy.onnx, policy.pt2 or policy.torchscript.pt; best=False: of the latest checkpoint. member:
-    of a population, by default the best one.
+    of a population, by default the best one. export_format: auto is that of out's suffix, else
+    onnx.
 
     The file is loaded again and compared with `gpurl.load(path).act`. UsageError if they differ,
-    for an unknown format, a missing package, an operation that the format lacks, and a file that
-    cannot be written; CheckpointError without a checkpoint.
+    for an unknown format or another one's suffix, a missing package, an operation that the format
+    lacks, and a file that cannot be written; CheckpointError without a checkpoint.
     """
-    if export_format not in FORMATS:
-        raise UsageError(
-            f"there is no format {export_format!r}; {did_you_mean(export_format, FORMATS)}Known: "
-            f"{', '.join(FORMATS)}"
-        )
+    export_format = _format_of(export_format, out)
     kind, path = FORMATS[export_format], Path(path)
     policy = load(path, best=best, member=member)
     file = Path(out).expanduser() if out else run_of(path) / f"policy{kind.suffix}"
@@ -90,6 +87,28 @@ def export_run(
         note = "it was not compared with the policy: onnxruntime is not installed, "
         note += install_extra("export")
     return Exported(file, beside, difference, note)
+
+
+def _format_of(name: str, out: str | Path | None) -> str:
+    """The format called `name`, auto is that of out's suffix; UsageError for an unknown one, and
+    for a file with the suffix of another.
+    """
+    if name != "auto" and name not in FORMATS:
+        raise UsageError(
+            f"there is no format {name!r}; {did_you_mean(name, FORMATS)}Known: auto, "
+            f"{', '.join(FORMATS)}"
+        )
+    # the last part of .torchscript.pt is enough
+    known = {Path(f"policy{kind.suffix}").suffix: each for each, kind in FORMATS.items()}
+    of_suffix = known.get(Path(out).suffix if out else "", "")
+    if name == "auto":
+        return of_suffix or "onnx"
+    if of_suffix not in ("", name):
+        raise UsageError(
+            f"--out {out} has the suffix of {of_suffix}, the format is {name}: leave out --format, "
+            f"or name the file policy{FORMATS[name].suffix}"
+        )
+    return name
 
 
 def _check_target(file: Path) -> None:

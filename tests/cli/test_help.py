@@ -158,7 +158,7 @@ def test_choices_are_shown_and_what_may_be_left_out_has_no_type_of_python(
     for command in ("export", "runs", "doctor"):
         assert exit_code([command, "--help"]) == 0
         texts[command] = capsys.readouterr().out
-    assert f"--format {{{','.join(FORMATS)}}}" in texts["export"]
+    assert f"--format {{auto,{','.join(FORMATS)}}}" in texts["export"]
     assert f"--sort {{{','.join(COLUMNS)}}}" in "".join(texts["runs"].split()).replace(
         "--sort", "--sort "
     )
@@ -166,7 +166,7 @@ def test_choices_are_shown_and_what_may_be_left_out_has_no_type_of_python(
     assert "DUMP" in texts["doctor"]
     assert exit_code(["export", "RUN", "--format", "onx"]) == 2
     words = completion_words(COMMANDS)
-    assert words.choices["--format"] == tuple(FORMATS)
+    assert words.choices["--format"] == ("auto", *FORMATS)
     assert words.choices["--sort"] == COLUMNS
 
 

@@ -198,6 +198,22 @@ def test_an_algorithm_that_does_not_say_what_acts(tmp_path: Path) -> None:
         export_run(folder)
 
 
+def test_the_suffix_decides_where_no_format_is_given(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), "--out", str(tmp_path / "a.pt2")]) == 0
+    torch.export.load(tmp_path / "a.pt2")
+    torch.jit.load(export_run(run, out=tmp_path / "a.pt").file)
+    capsys.readouterr()
+    words = ["--format", "torchscript", "--out", str(tmp_path / "b.onnx")]
+    assert main(["export", str(run), *words]) == 2
+    message = "b.onnx has the suffix of onnx, the format is torchscript: leave out --format"
+    assert message in capsys.readouterr().err
+    assert main(["export", str(run), "--format", "onyx"]) == 2
+    assert "--format is 'onyx'; did you mean onnx? it must" in capsys.readouterr().err
+    assert nothing_left(tmp_path, "a.pt2", "a.pt2.json", "a.pt", "a.pt.json")
+
+
 # ---- what is refused ----
 
 
