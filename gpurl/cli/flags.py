@@ -46,6 +46,9 @@ def check_flags(
             if not near and algorithms_with and (others := algorithms_with(name)):
                 near = f"it is a setting of {', '.join(others)}; "
             raise UsageError(f"{flag} is not known; {near}{command} --help lists what there is")
+        behind = words[place + 1 : place + 2]
+        if is_switch and not has_value and behind and not behind[0].startswith("-"):
+            has_value, (value,) = "=", behind
         if has_value and is_switch:
             raise UsageError(f"{flag} is true or false, got {value!r}")
         given = [value] if has_value else [] if is_switch else _values(words[place + 1 :])

@@ -208,6 +208,11 @@ def _train_seeds(settings: "Settings", options: "TrainOptions", command: list[st
         after=lambda finished: None if is_quiet else say(f"{finished.summary()}\n"),
         jobs=options.jobs,
     )
+    # after a signal; those before it say themselves how they continue
+    if (later := seeds[len(runs) + len(failed) :]) and not is_quiet:
+        named = ", ".join(map(str, later))
+        flags = f"--seed {later[0]}" + (f" --seeds {len(later)}" if len(later) > 1 else "")
+        say(f"not begun: seed {named}; {flags} in place of --seeds {options.seeds} trains the rest")
     if failed:
         say(f"{len(failed)} of {options.seeds} seeds failed, see above", is_error=True)
     codes = [_exit_code(one) for one in runs] + [error.exit_code for error in failed]

@@ -40,11 +40,16 @@ def settings_of_rank(settings: Settings, ranks: Alone) -> Settings:
         )
 
     def part_of(name: str, number: int) -> int:
+        if number < ranks.count:
+            raise UsageError(
+                f"{name} {number} is less than one for each of {ranks.count} processes: take fewer "
+                f"processes, or {name} {ranks.count}"
+            )
         if number % ranks.count:
             fewer = number // ranks.count * ranks.count
-            near = " or ".join(map(str, filter(None, (fewer, fewer + ranks.count))))
             raise UsageError(
-                f"{name} {number} does not divide into {ranks.count} processes: take {near}"
+                f"{name} {number} does not divide into {ranks.count} processes: take {fewer} or "
+                f"{fewer + ranks.count}"
             )
         return number // ranks.count
 

@@ -580,7 +580,15 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["train", "ppo", "chasing", "--learning-rate", "x"], "must be a number, got 'x'"),
         (["train", "ppo", "chasing", "--clip-range-value", "x"], "must be a number, got 'x'"),
         (["train", "ppo", "chasing", "--network.hidden", "8", "x"], "a whole number, got 'x'"),
-        (["train", "ppo", "chasing", "--quiet", "x"], "'x' is the value of no setting; settings"),
+        (["train", "ppo", "chasing", "--quiet", "x"], "--quiet is true or false, got 'x'"),
+        (
+            ["train", "ppo", "chasing", "--seed", "1", "x"],
+            "'x' is the value of no setting; settings",
+        ),
+        (
+            ["train", "ppo", "cart_pole", "--env.velocities", "maybe"],
+            "--env.velocities is true or false, got 'maybe'",
+        ),
         (["train", "ppo", "chasing", "--quiet=x"], "--quiet is true or false, got 'x'"),
         (["train", "ppo", "chasing", "-n", "8"], "gpurl: -n is not known"),
         (["train", "ppo", "chasing", "--schedule", "linea"], "'linea'; did you mean linear? it"),
@@ -600,7 +608,10 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["eval"], "RUN, a run folder (required)"),
         (["eval", "RUN", "--episods", "3"], "--episods is not known; did you mean --episodes?"),
         (["eval", "RUN", "--episodes", "many"], "--episodes must be a whole number, got 'many'"),
-        (["export", "RUN", "--format", "onx"], "'onx'; did you mean onnx? it must be one of onnx,"),
+        (
+            ["export", "RUN", "--format", "onx"],
+            "'onx'; did you mean onnx? it must be one of auto, onnx",
+        ),
         (["eval", "RUN", "--episodes", "0"], "episodes must be at least 1, got 0"),
         (["play", "RUN", "--episodes", "0"], "episodes must be at least 1, got 0"),
         (["plot", "nowhere"], "nowhere is not a run folder: cannot read its metrics.jsonl"),

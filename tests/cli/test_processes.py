@@ -102,6 +102,11 @@ def test_what_no_process_should_start_with_is_refused(
             ["--processes", "3", *run_dir],
             "num_envs 4 does not divide into 3 processes: take 3 or 6",
         ),
+        (
+            ["--processes", "99", *run_dir],
+            "num_envs 4 is less than one for each of 99 processes: take fewer processes, or "
+            "num_envs 99",
+        ),
     ):
         assert exit_code([*WORDS, *words]) == 2
         assert text in capsys.readouterr().err

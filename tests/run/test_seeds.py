@@ -386,6 +386,21 @@ def test_ctrl_c_saves_the_runs_beside_each_other(tmp_path: Path) -> None:
     assert not (tmp_path / "seed_2").exists()
 
 
+class Interrupts(gpurl.Callback):
+    def after_iteration(self, run: RunView, metrics: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_names_the_seeds_that_have_not_begun(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, f"run_dir={tmp_path}", "--seeds", "3", "--callback", f"{__name__}:Interrupts"]
+    assert main(["train", *words, "--jobs", "1"]) == 128 + signal.SIGINT
+    text = capfd.readouterr().out
+    assert f"gpurl train --resume {tmp_path / 'seed_0'}" in text
+    assert "not begun: seed 1, 2; --seed 1 --seeds 2 in place of --seeds 3 trains the rest" in text
+
+
 def test_they_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     words = [*WORDS[:-2], "eval_episodes=0", "total_steps=1000000000", "save_every=1i"]
     parent = start(["train", *words, f"run_dir={tmp_path}", "--seeds", "2", "--jobs", "2"])
