@@ -120,9 +120,10 @@ class GymnasiumCpu(VecEnv):
             self.autoreset_mode = AutoresetMode.NEXT_STEP
         super().__init__(num_envs, device)
         self.render_fps = (self._env.metadata or {}).get("render_fps")
-        first = (getattr(self._env, "envs", None) or [None])[0]
+        first = getattr((getattr(self._env, "envs", None) or [None])[0], "unwrapped", None)
+        self.spec = getattr(self._env, "spec", None) or getattr(first, "spec", None)
         for key in ("dt", "tau"):  # of MuJoCo tasks and Pendulum, of CartPole
-            seconds = getattr(getattr(first, "unwrapped", None), key, None)
+            seconds = getattr(first, key, None)
             if isinstance(seconds, float) and seconds > 0:
                 self.control_step = seconds
         # the last step, and the counters of running episodes
@@ -141,8 +142,7 @@ class GymnasiumCpu(VecEnv):
         if bool(self.task) == (env is not None):
             raise UsageError(
                 f"gymnasium_cpu needs either a task (gymnasium_cpu:Pendulum-v1) or env=; got "
-                f"task={self.task!r}, env={env}; a run on environments that existed takes them "
-                f"again: gpurl.evaluate_run(RUN, env=...)"
+                f"task={self.task!r}, env={env}"
             )
         if isinstance(env, gymnasium.Env):
             raise UsageError(

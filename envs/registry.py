@@ -15,13 +15,21 @@ from typing import Any
 import gymnasium
 import torch
 
-from gpurl.discovery import NOT_ENVS, env_names, find_class, module_names, public_classes
+from gpurl.discovery import (
+    NOT_ENVS,
+    env_names,
+    find_class,
+    is_of_session,
+    module_names,
+    public_classes,
+)
 from gpurl.envs.vec_env import Options, VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean, raised_at
-from gpurl.kernels.backend import on_device
+from gpurl.kernels.backend import check_device, on_device
 from gpurl.kernels.memory_errors import is_out_of_memory
 
 __all__ = [
+    "GIVEN",
     "check_options",
     "class_of_copies",
     "class_of_env",
@@ -35,6 +43,8 @@ __all__ = [
     "resolve_env",
 ]
 
+# before the id of environments of Gymnasium that were given as an instance: it makes nothing
+GIVEN = "gymnasium:"
 _COPIES: dict[type, type[VecEnv]] = {}  # the class that makes tensor environments of each other one
 
 
@@ -50,6 +60,8 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
             f"an environment is given by its name or module path, got a {type(name).__name__}: "
             f"{name!r}"
         )
+    if name.startswith(GIVEN):
+        return resolve_env("gymnasium_cpu")[0], {}
     # the module, and whether it is one of ours
     package = sys.modules["gpurl.envs"]
     module_name, _, task = name.partition(":")
@@ -80,18 +92,33 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
     except UsageError as error:
         if single := _single_env_class(module_name, task):
             return class_of_env(single), {}
-        # it may have been given as a function or a class of a session
-        again = "; a run on it takes it again: gpurl.evaluate_run(RUN, env=...)" * bool(task)
-        raise UsageError(f"{error}{_hint(module_name)}{again}") from error
+        raise UsageError(f"{error}{_hint(name)}") from error
 
 
-def _hint(module_name: str) -> str:
+def _hint(name: str) -> str:
     """What may be meant by a name that is no environment: one of several environments of Gymnasium
-    in a module, or an id of Gymnasium.
+    in a module, what was given from Python, or an id of Gymnasium.
     """
+    module_name, _, task = name.partition(":")
     module = sys.modules.get(module_name)
     if module is not None and (names := public_classes(module, gymnasium.Env)):
         return f". Its gymnasium.Env classes are {', '.join(names)}: {module_name}:CLASS names one"
+    # a function, or a class of a session
+    if is_of_session(name) or "<" in task or callable(getattr(module, task, None)):
+        return (
+            "; from Python it is given itself: gpurl.train(ALGORITHM, env=...), and to its run "
+            "gpurl.evaluate_run(RUN, env=...)"
+        )
+    # an id whose package is not imported
+    package, _, env_id = name.rpartition(":")
+    space, slash, _ = env_id.partition("/")
+    if slash and not env_id.endswith(".py"):
+        package = package or ("ale_py" if space == "ALE" else "PACKAGE")
+        install = ", after pip install 'gymnasium[atari]'" if package == "ale_py" else ""
+        return (
+            f". If it is a task of Gymnasium, name the package that registers it: "
+            f"gymnasium_cpu:{package}:{env_id}{install}"
+        )
     ids = {env_id.lower(): env_id for env_id in gymnasium.registry if "/" not in env_id}
     near = difflib.get_close_matches(module_name.lower(), ids, n=2, cutoff=0.7)
     return f". Gymnasium has {' and '.join(ids[one] for one in near)}" if near else ""
@@ -266,6 +293,13 @@ def make_env(
     """
     # the class, and whether it takes these options
     env_class, named_options = resolve_env(name)
+    if name.startswith(GIVEN):
+        task = name.removeprefix(GIVEN)
+        new = f", or name {task}, which makes new ones" if task in gymnasium.registry else ""
+        raise UsageError(
+            f"{name} stands for environments that were given as an instance, which no name makes "
+            f"again: give them again, as gpurl.evaluate_run(RUN, env=...){new}"
+        )
     check_options(name, env_class, options)
     shared = {"num_envs", "device", "seed"}
     parameters = inspect.signature(env_class).parameters.values()
@@ -286,6 +320,7 @@ def make_env(
             f"{env_class.__name__}.__init__ gives no default: add one, as {needed[0]}: float = "
             f"1.0, and --env.{needed[0].replace('_', '-')} changes it"
         )
+    check_device(torch.device(device))
     # an error of the user's own constructor is reported with its place
     make: Callable[..., VecEnv] = env_class
     try:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as transforms_are_active
 
+from gpurl.errors import UsageError
 from gpurl.kernels import c_library
 from gpurl.kernels.optional_triton import is_installed, triton
 
@@ -62,6 +63,16 @@ def use_triton(tensor: Tensor) -> bool:
             "GPURL_BACKEND=triton on CPU tensors needs TRITON_INTERPRET=1, set before Python starts"
         )
     return choice == "triton"
+
+
+def check_device(device: torch.device) -> None:
+    """UsageError for a CUDA device that does not exist."""
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise UsageError(
+            f"device {device} does not exist: torch sees {count} CUDA devices; gpurl doctor says "
+            f"why"
+        )
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -27,6 +27,7 @@ VECTORIZATIONS = ("sync", "async", "vector", "envpool")
 DISTRIBUTIONS = {
     "Box2D": "box2d",
     "PIL": "pillow",
+    "ale_py": "ale-py",
     "cv2": "opencv-python",
     "hydra": "hydra-core",
     "mani_skill": "mani-skill",
@@ -125,9 +126,10 @@ def find_spec(task: str) -> EnvSpec:
             hint = (
                 " PACKAGE:ID imports the package that registers a task, as in ale_py:ALE/Pong-v5."
             )
-        near = did_you_mean(name, gymnasium.registry)
+        near = "" if isinstance(error, ImportError) else did_you_mean(name, gymnasium.registry)
         # Gymnasium's own suggestion comes last in its error
         why = str(error).partition(" Did you mean")[0] if near else error
+        hint += _how_to_install(error)
         raise UsageError(f"Gymnasium has no task {task!r}; {near}{why}{hint}") from error
 
 
@@ -183,8 +185,13 @@ def explain_construction(name: str) -> Iterator[None]:
     except Exception as error:
         if find_out_of_memory(error) is not None:
             raise
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            module = error.name.partition(".")[0]
-            hint = f"; pip install {DISTRIBUTIONS.get(module, module)}"
+        hint = _how_to_install(error)
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}{hint}") from error
+
+
+def _how_to_install(error: Exception) -> str:
+    """The command for a module that is missing, "" for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    module = error.name.partition(".")[0]
+    return f"; pip install {DISTRIBUTIONS.get(module, module)}"

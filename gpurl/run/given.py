@@ -8,7 +8,7 @@ import gymnasium
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.discovery import name_of_class, public_classes
-from gpurl.envs.registry import class_of_copies, class_of_env, resolve_env
+from gpurl.envs.registry import GIVEN, class_of_copies, class_of_env, resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
@@ -37,7 +37,7 @@ def name_of_env(env: EnvOrName) -> tuple[str, VecEnv | None]:
     # what exists, and what makes copies
     instance = _as_vec_env(env)
     if instance is not None:
-        return name_of_class(type(instance)), instance
+        return _name_of_instance(env, instance), instance
     if callable(env):
         return name_of_class(class_of_copies(env)), None
     raise UsageError(
@@ -55,6 +55,17 @@ def _name_of_single(kind: type[gymnasium.Env]) -> str:
     if known.get(kind.__qualname__) is kind and kind.__module__ != "__main__":
         return f"{kind.__module__}:{kind.__qualname__}"
     return name_of_class(class_of_env(kind))
+
+
+def _name_of_instance(env: object, instance: VecEnv) -> str:
+    """The name of the class of `instance`; an adapter's tells no task, so the id of `env` or its
+    class does.
+    """
+    if type(instance) is not _adapter():
+        return name_of_class(type(instance))
+    if instance.spec is not None:
+        return f"{GIVEN}{instance.spec.id}"
+    return f"{GIVEN}{type(getattr(env, 'unwrapped', env)).__name__}"
 
 
 def _as_vec_env(env: object) -> VecEnv | None:

@@ -23,6 +23,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv, attribute_problems
 from gpurl.errors import EnvError, UsageError
 from gpurl.guards.guards import Guards
+from gpurl.kernels.backend import check_device
 from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.nn.encoders import describe_encoders
 from gpurl.nn.ranks import ALONE, Alone
@@ -350,12 +351,7 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"device {name} is not supported; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return torch.device("cpu")  # without an index, as tensors have it
-    index = device.index or 0
-    if index >= torch.cuda.device_count():
-        raise UsageError(
-            f"device {name} does not exist: torch sees {torch.cuda.device_count()} CUDA devices; "
-            f"gpurl doctor says why"
-        )
-    device = torch.device("cuda", index)  # with an index, as tensors have it
+    check_device(device)
+    device = torch.device("cuda", device.index or 0)  # with an index, as tensors have it
     torch.cuda.set_device(device)  # Triton launches on the current device
     return device

@@ -12,7 +12,7 @@ import pytest
 
 from gpurl.cli.main import main
 from gpurl.envs.registry import make_env
-from gpurl.errors import GpurlError
+from gpurl.errors import GpurlError, UsageError
 
 TASK = """
 import gymnasium
@@ -867,6 +867,21 @@ def test_a_wrong_name_or_option_is_one_line(
     error = capsys.readouterr().err
     assert re.fullmatch(r"gpurl: [^\n]+\n", error)
     assert message in error
+
+
+@pytest.mark.parametrize(
+    "name", ["no_file:MyEnv", "tests.tiny_envs:RandomWalkX", "gymnasium_cpu", "lunarlander"]
+)
+def test_no_advice_for_a_run_where_there_is_none(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check-env", name]) == 2
+    assert "evaluate_run" not in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_no_fault_of_the_environment() -> None:
+    with pytest.raises(UsageError, match=r"device cuda:99 does not exist: torch sees \d+ CUDA dev"):
+        make_env("cart_pole", 2, device="cuda:99")
 
 
 def test_names_in_the_wrong_order_are_told(capsys: pytest.CaptureFixture[str]) -> None:

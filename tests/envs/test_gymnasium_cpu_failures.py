@@ -75,6 +75,16 @@ def test_unknown_tasks_and_options_are_named() -> None:
         UsageError, match=r"no task 'ALE/Nothing-v5'.*PACKAGE:ID imports the package"
     ):
         make_env("gymnasium_cpu:ALE/Nothing-v5", 2)
+    for name in ("ALE/Nothing-v5", "ale_py:ALE/Nothing-v5"):
+        with pytest.raises(
+            UsageError,
+            match=r"registers it: gymnasium_cpu:ale_py:ALE/Nothing-v5, after pip install 'gymn",
+        ):
+            make_env(name, 2)
+    with pytest.raises(UsageError, match=r"gymnasium_cpu:PACKAGE:Own/Nothing-v0$"):
+        make_env("Own/Nothing-v0", 2)
+    with pytest.raises(UsageError, match=r"; No module named 'no_such'; pip install no_such$"):
+        make_env("gymnasium_cpu:no_such:Own/Nothing-v0", 2)
     with pytest.raises(
         UsageError, match="no task 'no_such_package:X-v0'; No module named 'no_such_package'"
     ):

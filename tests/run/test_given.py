@@ -25,6 +25,7 @@ from gpurl.envs.stacked_box import StackedBox
 from gpurl.envs.torch_env import State
 from gpurl.errors import EndlessEpisodeError, UsageError
 from gpurl.run.evaluator import Player
+from gpurl.run.given import name_of_env
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
 from tests.small_runs import ITERATION, assert_same, small_run, small_settings, state_of
@@ -201,6 +202,45 @@ def test_environments_of_gymnasium(kind: str, tmp_path: Path) -> None:
     if kind == "class":
         changes = {"max_seconds": 5.0, "eval_episodes": 0}  # it has no time limit
     assert train(tmp_path, given[kind], **changes).outcome.steps == (16 if kind == "single" else 32)
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        (gymnasium.make("Pendulum-v1", g=3.7), "gymnasium:Pendulum-v1"),
+        (
+            gymnasium.wrappers.ClipReward(gymnasium.make("CartPole-v1"), 0, 1),
+            "gymnasium:CartPole-v1",
+        ),
+        (gymnasium.make_vec("CartPole-v1", 2, "sync"), "gymnasium:CartPole-v1"),
+        (SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")]), "gymnasium:CartPole-v1"),
+        (GymnasiumCpu(1, task="CartPole-v1"), "gymnasium:CartPole-v1"),
+        (gymnasium.wrappers.TimeLimit(CartPoleEnv(), 20), "gymnasium:CartPoleEnv"),
+        (MyGym(1), f"{__name__}:MyGym"),
+    ],
+)
+def test_an_instance_has_the_name_of_its_task(env: Any, name: str) -> None:
+    assert name_of_env(env)[0] == name
+
+
+def test_a_run_on_an_instance_goes_by_its_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No command pretends that it makes the instance again; a new one it makes when asked to."""
+    monkeypatch.chdir(tmp_path)
+    env = gymnasium.make("Pendulum-v1", g=3.7)
+    run = gpurl.train("ppo", env, **{**SMALL, "num_envs": 1, "total_steps": 16})
+    assert run.folder.parent.parts[-2:] == ("gymnasium_Pendulum-v1", "ppo")
+    assert run.needs_env
+    message = "no name makes again: give them again, as gpurl.evaluate_run(RUN, env=...), or name "
+    for command in (["eval"], ["play"], ["train", "--resume"]):
+        assert main([*command, str(run.folder), "--device", "cpu"]) == 2
+        assert f"{message}Pendulum-v1, which makes new ones" in capsys.readouterr().err
+    assert main(["eval", str(run.folder), "--env", "Pendulum-v1", "--episodes", "2"]) == 0
+    assert gpurl.evaluate_run(run.folder, 2, env=env)["eval/episodes"] == 2
+    resumed = gpurl.resume(run.folder, env=env, total_steps=32, quiet=True)
+    assert resumed.outcome.steps == 32
+    assert resumed.policy().settings["env"] == "gymnasium:Pendulum-v1"
 
 
 def make_cart_pole() -> gymnasium.Env:
