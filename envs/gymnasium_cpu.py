@@ -114,6 +114,10 @@ class GymnasiumCpu(VecEnv):
         except UsageError:
             kill(self._env)
             raise
+        self.gymnasium_spaces = (
+            self._env.single_observation_space,
+            self._env.single_action_space,
+        )
         self.single_observation_space = self._encoder.space
         self.single_action_space = self._decoder.space
         if self._mode == AutoresetMode.NEXT_STEP:

@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Box, Dict
 from torch import Tensor
 
-from gpurl.errors import EnvError, UsageError
+from gpurl.errors import EnvError, UsageError, first_line
 
 FLOAT_BYTES = 4
 MAX_IMAGE_AXES = 4  # frames, height, width and channels
@@ -189,10 +189,18 @@ def grouped_values(space: GroupedBox, values: Mapping[str, object]) -> dict[str,
 
 
 def tensor_of(values: object) -> Tensor:
-    """An array or a tensor as a tensor; torch takes no arrays that run backwards."""
+    """An array or a tensor as a tensor; torch takes no arrays that run backwards. UsageError for
+    what is no array of numbers.
+    """
     if isinstance(values, np.ndarray) and min(values.strides, default=0) < 0:
         values = np.ascontiguousarray(values)
-    return torch.as_tensor(values)
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the policy takes arrays of numbers, got a {type(values).__name__}: "
+            f"{first_line(error)}"
+        ) from error
 
 
 def bytes_of(image: Tensor, name: str = "images") -> Tensor:

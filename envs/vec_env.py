@@ -82,6 +82,8 @@ class VecEnv(gymnasium.vector.VectorEnv):
     single_action_space: gymnasium.Space
     autoreset_mode = AutoresetMode.SAME_STEP
     single_state_space: gymnasium.Space | None = None  # of privileged observations of the critic
+    # (observations, actions) of the Gymnasium environment that this one encodes
+    gymnasium_spaces: tuple[gymnasium.Space, gymnasium.Space] | None = None
     num_agents: int = 1
     graph_safe: bool = False
     # whether `reset` takes `ShareSeeds`: what an environment draws depends on its stream alone

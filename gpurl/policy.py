@@ -4,7 +4,7 @@ environment nor the trainer.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from gpurl.checkpoints.state_files import State
 from gpurl.checks import check_torch_defaults
 from gpurl.envs.observation_groups import GroupedBox, bytes_of, grouped_values, tensor_of
 from gpurl.errors import UsageError
-from gpurl.export.parity import Observations, arrays_of, check_parity
+from gpurl.export import parity
 from gpurl.kernels.backend import on_device, on_own_device
 from gpurl.nn.acting import GroupedPolicyModule, PolicyModule, RecurrentPolicyModule
 from gpurl.run.ensemble import ensemble_state, greedy_ensemble
@@ -24,8 +24,9 @@ from gpurl.run.evaluator import Act, greedy
 from gpurl.run.load import Loaded, load_algorithm, load_members
 from gpurl.run.members import member_number
 from gpurl.run.setup import choose_device
+from gpurl.run.task_spaces import TaskSpaces
 
-Array = TypeVar("Array", np.ndarray, Tensor)
+Observations: TypeAlias = Any  # a number, an array, a tensor, or dicts and tuples of them
 
 
 class Policy:
@@ -34,13 +35,19 @@ class Policy:
     """
 
     def __init__(
-        self, algorithm: Algorithm, settings: State, step: int = 0, deployment: State | None = None
+        self,
+        algorithm: Algorithm,
+        settings: State,
+        step: int = 0,
+        deployment: State | None = None,
+        task: TaskSpaces | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.settings = settings
         self.step = step  # environment steps of the training up to here
         # what the environment told: control_step, names, the robot (`gpurl.envs.deployment`)
         self.deployment = deployment or {}
+        self.task = task  # what a Gymnasium environment gives and takes
         self.device = algorithm.device
         self._policy_state: PolicyState | None = None
 
@@ -49,9 +56,15 @@ class Policy:
         return f"Policy({names}, {self.step:,} steps, {self.device})"
 
     @on_own_device
-    def act(self, obs: Array | Mapping[str, Array], deterministic: bool = True) -> Array:
-        """obs: [*obs] or [N, *obs], numpy or torch, of a Dict space a dict of them by name ->
-        action [*action] or [N, *action] of the same type, as the environment takes it.
+    def act(self, obs: Observations, deterministic: bool = True) -> Any:
+        """obs: one observation or a batch of N, as the environment gives it -> the action or N
+        actions, as the environment takes them.
+
+        Of gpurl's environments these are [*obs] or [N, *obs], numpy or torch, of a Dict space a
+        dict of them by name, and actions [*action] or [N, *action] of the same type. A run on a
+        Gymnasium task takes what a Gymnasium environment, or a vector of them, returns: numbers,
+        arrays, dicts and tuples; actions have its space's dtype and shape. Tensors are those of
+        `gpurl.make_env` there, too: encoded, with choices that count from 0.
         """
         _refuse_trace("act")
         batch, is_single = self._batch(obs)
@@ -71,14 +84,12 @@ class Policy:
                 batch = functional.pad(batch.flatten(1), (0, algorithm.num_state))
         decision = algorithm.act(batch, policy_state, explore=not deterministic)
         self._policy_state = decision.policy_state
-        return _like(decision.action[0] if is_single else decision.action, obs)
+        return self._action(decision.action, is_single, obs)
 
     @on_own_device
-    def value(
-        self, obs: Array | Mapping[str, Array], state: np.ndarray | Tensor | None = None
-    ) -> float | Array:
-        """Expected return from obs: a number for [*obs], [N] for [N, *obs]. state: [*state] or [N,
-        *state], the privileged observations of an asymmetric critic.
+    def value(self, obs: Observations, state: np.ndarray | Tensor | None = None) -> Any:
+        """Expected return from obs, which are those of `act`: a number for one, [N] for N. state:
+        [*state] or [N, *state], the privileged observations of an asymmetric critic.
 
         A recurrent policy takes obs as the successor of the observations it acted on: call it
         before `act(obs)`, not after it.
@@ -112,7 +123,8 @@ class Policy:
     @on_own_device
     def module(self) -> PolicyModule:
         """A plain nn.Module that acts greedily: forward(obs [N, *obs]) -> action [N, *action], with
-        the normaliser and the action's scale inside.
+        the normaliser and the action's scale inside. It takes and gives tensors as `act` does: of a
+        Gymnasium task encoded observations.
 
         A recurrent policy gives a `RecurrentPolicyModule`, forward(obs, memory [N, S]) -> (action,
         next memory), with zeros where an episode begins. A policy of named groups or of images
@@ -138,16 +150,17 @@ class Policy:
         module.eval().requires_grad_(False)
 
         def play(
-            obs: Observations, memory: np.ndarray | None
+            obs: parity.Observations, memory: np.ndarray | None
         ) -> tuple[np.ndarray, np.ndarray | None]:
-            inputs = arrays_of(obs, memory)
+            inputs = parity.arrays_of(obs, memory)
             outputs = module(*(torch.as_tensor(each, device=self.device) for each in inputs))
             if isinstance(outputs, Tensor):
                 return outputs.cpu().numpy(), None
             return outputs[0].cpu().numpy(), outputs[1].cpu().numpy()
 
         fresh = Policy(algorithm, self.settings, self.step)  # keeps this one's hidden state
-        check_parity(fresh, play, module, space, normalizer, f"the module of {algorithm.label}")
+        title = f"the module of {algorithm.label}"
+        parity.check_parity(fresh, play, module, space, normalizer, title)
         return module
 
     def player(self, num_envs: int) -> tuple[Act, PolicyState]:
@@ -158,9 +171,19 @@ class Policy:
         """Empty the hidden state: the next observation begins an episode."""
         self._policy_state = None
 
-    def _batch(self, obs: Array | Mapping[str, Array]) -> tuple[Tensor, bool]:
+    def _action(self, action: Tensor, is_single: bool, obs: Observations) -> Any:
+        """action [N, *action] of the policy as the environment that gave `obs` takes it."""
+        if self.task is None or _has_tensors(obs):
+            return _like(action[0] if is_single else action, obs)
+        actions = self.task.decoder.decode(action.cpu().numpy())
+        return actions[0] if is_single else actions
+
+    def _batch(self, obs: Observations) -> tuple[Tensor, bool]:
         """(observations [N, *obs] on the device, whether `obs` is a single one)."""
         space = self.algorithm.observation_space
+        if self.task is not None and not _has_tensors(obs):
+            rows, is_single = self.task.encode(obs)
+            return torch.from_numpy(rows).to(self.device), is_single
         if isinstance(obs, Mapping):
             return self._batch_of_groups(obs)
         shape = space.shape
@@ -178,7 +201,7 @@ class Policy:
             f"got {tuple(tensor.shape)}"
         )
 
-    def _batch_of_groups(self, obs: Mapping[str, np.ndarray | Tensor]) -> tuple[Tensor, bool]:
+    def _batch_of_groups(self, obs: Mapping[str, Any]) -> tuple[Tensor, bool]:
         """As `_batch`, of a dict of [*group] or [N, *group] by name."""
         space = self.algorithm.observation_space
         if not isinstance(space, GroupedBox):
@@ -207,7 +230,7 @@ class Ensemble(Policy):
 
     def __init__(self, members: Sequence[Loaded]) -> None:
         """members: the best one first, whose choice decides where votes are equal."""
-        super().__init__(*members[0][:4])
+        super().__init__(*members[0][:4], members[0].task)
         self.members = {each.member: each.algorithm for each in members}
 
     def __repr__(self) -> str:
@@ -218,7 +241,7 @@ class Ensemble(Policy):
         return greedy_ensemble(algorithms), ensemble_state(algorithms, num_envs)
 
     @on_own_device
-    def act(self, obs: Array | Mapping[str, Array], deterministic: bool = True) -> Array:
+    def act(self, obs: Observations, deterministic: bool = True) -> Any:
         _refuse_trace("act")
         if not deterministic:
             raise UsageError(
@@ -231,11 +254,9 @@ class Ensemble(Policy):
         if state is None or (state and len(state[0]) != len(batch)):
             state = first_state
         action, self._policy_state = act(batch, state)
-        return _like(action[0] if is_single else action, obs)
+        return self._action(action, is_single, obs)
 
-    def value(
-        self, obs: Array | Mapping[str, Array], state: np.ndarray | Tensor | None = None
-    ) -> float | Array:
+    def value(self, obs: Observations, state: np.ndarray | Tensor | None = None) -> Any:
         raise UsageError("an ensemble has a value for each member: load one, load(RUN, member=0)")
 
     def module(self) -> PolicyModule:
@@ -254,10 +275,16 @@ def _refuse_trace(name: str) -> None:
         )
 
 
-def _like(tensor: Tensor, obs: Array | Mapping[str, Array]) -> Array:
-    """`tensor` as the type of `obs`, or of the first one in a dict."""
-    first = next(iter(obs.values())) if isinstance(obs, Mapping) else obs
-    return tensor if isinstance(first, Tensor) else tensor.cpu().numpy()
+def _has_tensors(obs: Observations) -> bool:
+    """Whether `obs` is a tensor, or the first one in a dict, tuple or list is."""
+    while isinstance(obs, (Mapping, tuple, list)) and obs:
+        obs = next(iter(obs.values() if isinstance(obs, Mapping) else obs))
+    return isinstance(obs, Tensor)
+
+
+def _like(tensor: Tensor, obs: Observations) -> Any:
+    """`tensor` as the type of `obs`."""
+    return tensor if _has_tensors(obs) else tensor.cpu().numpy()
 
 
 def load(
@@ -277,4 +304,5 @@ def load(
         if member == "all":
             return Ensemble(load_members(path, device, num_envs, best))
         chosen = member_number(member)
-        return Policy(*load_algorithm(path, device, num_envs, best, chosen)[:4])
+        loaded = load_algorithm(path, device, num_envs, best, chosen)
+        return Policy(*loaded[:4], loaded.task)

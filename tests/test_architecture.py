@@ -121,6 +121,7 @@ def test_imports_point_one_way(path: Path) -> None:
             assert imported in {
                 "envs.canvas",
                 "envs.names",
+                "envs.numpy.spaces",
                 "envs.deployment",
                 "envs.observation_groups",
                 "envs.stacked_box",

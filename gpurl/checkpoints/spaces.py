@@ -4,7 +4,7 @@ environment.
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from gpurl.checkpoints.plain_files import Json
 from gpurl.checkpoints.state_files import State
@@ -14,7 +14,8 @@ from gpurl.errors import CheckpointError
 
 def space_to_dict(space: gymnasium.Space | None) -> dict[str, Json] | None:
     """A description in JSON values, None for None. Limits of a Box that are all equal become one
-    number. TypeError for other kinds of spaces.
+    number. What a Discrete or MultiDiscrete says besides its sizes is left out where it is
+    Gymnasium's default. TypeError for other kinds of spaces, and for a Dict whose keys are no text.
     """
     if space is None:
         return None
@@ -33,15 +34,39 @@ def space_to_dict(space: gymnasium.Space | None) -> dict[str, Json] | None:
             ]
         return values
     if isinstance(space, Discrete):
-        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+        return {
+            "kind": "Discrete",
+            "n": int(space.n),
+            "start": int(space.start),
+            **_other_dtype(space),
+        }
     if isinstance(space, MultiDiscrete):
-        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist()}
+        start: dict[str, Json] = {"start": space.start.tolist()} if space.start.any() else {}
+        return {
+            "kind": "MultiDiscrete",
+            "nvec": space.nvec.tolist(),
+            **start,
+            **_other_dtype(space),
+        }
+    if isinstance(space, MultiBinary):
+        n: Json = space.n if isinstance(space.n, int) else list(space.shape)
+        return {"kind": "MultiBinary", "n": n}
+    # spaces of spaces
+    if isinstance(space, Dict) and all(isinstance(key, str) for key in space.spaces):
+        parts: list[Json] = [[key, space_to_dict(part)] for key, part in space.spaces.items()]
+        return {"kind": "Dict", "spaces": parts}
+    if isinstance(space, Tuple):
+        return {"kind": "Tuple", "spaces": [space_to_dict(part) for part in space.spaces]}
     raise TypeError(f"cannot describe the space {space}")
+
+
+def _other_dtype(space: gymnasium.Space) -> dict[str, Json]:
+    return {} if space.dtype == np.int64 else {"dtype": str(space.dtype)}
 
 
 def _shorten(limits: np.ndarray) -> Json:
     if limits.size and (limits == limits.flat[0]).all():
-        return float(limits.flat[0])
+        return limits.flat[0].item()
     return limits.tolist()
 
 
@@ -63,9 +88,18 @@ def space_from_dict(values: State) -> gymnasium.Space:
                 return GroupedBox(low.copy(), high.copy(), groups)
             return Box(low, high, shape, dtype.type)
         if kind == "Discrete":
-            return Discrete(values["n"], start=values["start"])
+            dtype = np.dtype(values.get("dtype", np.int64))
+            return Discrete(values["n"], start=values["start"], dtype=dtype.type)
         if kind == "MultiDiscrete":
-            return MultiDiscrete(np.asarray(values["nvec"]))
+            nvec, dtype = np.asarray(values["nvec"]), np.dtype(values.get("dtype", np.int64))
+            start = np.broadcast_to(values.get("start", 0), nvec.shape)
+            return MultiDiscrete(nvec, dtype.type, start=start)
+        if kind == "MultiBinary":
+            return MultiBinary(values["n"])
+        if kind == "Dict":
+            return Dict([(str(key), space_from_dict(part)) for key, part in values["spaces"]])
+        if kind == "Tuple":
+            return Tuple([space_from_dict(part) for part in values["spaces"]])
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AssertionError) as error:
         raise CheckpointError(
             f"cannot read a space in the checkpoint: {values!r} ({error})"

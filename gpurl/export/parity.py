@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from gymnasium.spaces import Box
+from torch import Tensor
 
 from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import UsageError
@@ -26,8 +27,8 @@ Play = Callable[[Observations, np.ndarray | None], tuple[np.ndarray, np.ndarray 
 class Acts(Protocol):
     """What `gpurl.load` returns, as far as it is needed here."""
 
-    def act(self, obs: Observations) -> np.ndarray:
-        """[N, *obs] -> [N, *action]."""
+    def act(self, obs: Tensor | dict[str, Tensor]) -> Tensor:
+        """[N, *obs] -> [N, *action], as gpurl's environments give and take them."""
 
     def reset(self) -> None:
         """Begin new episodes."""
@@ -58,7 +59,7 @@ def check_parity(
                 memory = np.zeros((batch_size, module.memory_size), np.float32)
             for _ in range(STEPS if module.memory_size else 1):
                 obs = random_observations(space, normalizer, batch_size, rng)
-                expected = policy.act(obs)
+                expected = policy.act(_tensors(obs)).cpu().numpy()
                 action, next_memory = play(obs, memory)
                 difference = _difference(expected, action, module, obs, memory)
                 if not difference <= TOLERANCE:  # NaN too
@@ -70,6 +71,12 @@ def check_parity(
                 worst = max(worst, difference)
                 memory = next_memory
     return worst
+
+
+def _tensors(obs: Observations) -> Tensor | dict[str, Tensor]:
+    if isinstance(obs, dict):
+        return {name: torch.from_numpy(each) for name, each in obs.items()}
+    return torch.from_numpy(obs)
 
 
 def arrays_of(obs: Observations, memory: np.ndarray | None = None) -> list[np.ndarray]:

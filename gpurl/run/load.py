@@ -25,6 +25,7 @@ from gpurl.run.best_members import best_weights
 from gpurl.run.init_from import take_parts
 from gpurl.run.members import choose_member, member_configs
 from gpurl.run.settings import build_algorithm_config
+from gpurl.run.task_spaces import TaskSpaces, read_task
 
 NOT_OF_A_POLICY = ("training", "env", "replay")
 
@@ -37,6 +38,7 @@ class Loaded(NamedTuple):
     step: int  # environment steps that it was trained for
     deployment: State  # what its environment told (`gpurl.envs.deployment`)
     member: int  # of a population, else 0
+    task: TaskSpaces | None = None  # of a Gymnasium environment
 
 
 def load_algorithm(
@@ -124,11 +126,12 @@ def _loaded(
         model, step = best_weights(bests, chosen) or (model, manifest["step"])
         algorithm.load_state_dict(model)
         deployment = dict(meta.get("deployment", {}))  # converted policies have none
+        task = read_task(meta, algorithm)
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise CheckpointError(
             f"{path}, step {manifest['step']}, is not a policy that this version can read: {error}"
         ) from None
-    return Loaded(algorithm, settings, step, deployment, chosen)
+    return Loaded(algorithm, settings, step, deployment, chosen, task)
 
 
 def load_teachers(config: AlgorithmConfig, num_envs: int, device: torch.device) -> list[Algorithm]:

@@ -28,11 +28,11 @@ def checkpoint_parts(
     engine: Eager,
     settings: Mapping[str, Json],
     run: State,
-    told: Mapping[str, Json],
+    told: Mapping[str, State],
     env_state: State | None = None,
 ) -> Parts:
     """What a checkpoint holds, of all ranks on rank 0. run: numbers of the run that the engine does
-    not know; told: what the environment tells of itself (`gpurl.envs.deployment`). env_state: the
+    not know; told: what the environment tells of itself, by its name in `meta`. env_state: the
     environments' state, by default that of now.
     """
     algorithm = engine.algorithm
@@ -45,7 +45,7 @@ def checkpoint_parts(
         "meta": {
             "settings": dict(settings),
             **{name: space_to_dict(getattr(algorithm, name)) for name in spaces},
-            "deployment": dict(told),
+            **told,
         },
         "replay": _of_members(engine, lambda each: each.replay_state()),
     }

@@ -36,6 +36,7 @@ from gpurl.run.reporter import Reporter
 from gpurl.run.resume import checkpoint_parts, restore_engine
 from gpurl.run.settings import Settings, parse_interval
 from gpurl.run.shards import check_same_weights
+from gpurl.run.task_spaces import describe_task
 
 
 @dataclass
@@ -73,9 +74,9 @@ class Trainer:
         self.folder = folder
         self.evaluations = Evaluations(eval_env, settings.env, settings.train, self.ranks)
         self.callbacks = Callbacks(callbacks)
-        # what a controller outside of the simulator needs, for exports
+        # what a controller outside of the simulator needs, and what a policy alone does
         env = engine.env.env if isinstance(engine.env, AppendPrivilegedState) else engine.env
-        self.deployment = deployment(env)
+        self.told = {"deployment": deployment(env), **describe_task(env)}
         self.view = RunView(engine, folder)
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.last_save = time.monotonic()
@@ -316,7 +317,7 @@ class Trainer:
             self.engine,
             self.settings.to_dict(),
             run | self.evaluations.state_dict(),
-            self.deployment,
+            self.told,
             self.env_state,
         )
         if len(self.engine.members) > 1:

@@ -111,10 +111,11 @@ def test_a_gymnasium_environment_of_images_and_numbers_trains(tmp_path: Path) ->
         run_dir=str(tmp_path / "run"),
     )
     assert run.outcome.steps == 32
-    parts = encoded_parts(shown)
-    action = run.policy().act(parts)
-    assert action.shape == (2,)
-    assert run.policy().act({name: part[0] for name, part in parts.items()}).shape == ()
+    # as the environment gives them, and encoded
+    action = run.policy().act(stack_rows(MIXED, shown))
+    parts = {name: torch.from_numpy(part) for name, part in encoded_parts(shown).items()}
+    assert action.tolist() == run.policy().act(parts).tolist()
+    assert run.policy().act(shown[0]) == action[0]
 
 
 @pytest.mark.parametrize("name", ["Seen", "Named", "WithNumber", "Pixels"])
