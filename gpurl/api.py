@@ -444,12 +444,9 @@ def evaluate_run(
     _of_instance(instance, {"env_options": env_options})
     chosen = choose_device(device) if instance is None else instance.device
     policy = load(path, str(chosen), best=best, member=member)
-    settings = policy.settings
-    name = name or settings["env"]
-    of_training = settings["env_options"] if name == settings["env"] else {}
-    options = {**of_training, **(env_options or {})}
+    name, options = task_to_play(policy, name, env_options)
     # not more environments than the run had: each may be a process
-    count = min(episodes, settings["num_envs"])
+    count = min(episodes, policy.settings["num_envs"])
     seed = EVAL_SEED + 1 if seed is None else seed
     made = instance
     if made is None:
@@ -464,6 +461,18 @@ def evaluate_run(
             made.close()
 
 
+def task_to_play(
+    policy: Policy, env: str | None, changes: Mapping[str, object] | None
+) -> tuple[str, dict[str, object]]:
+    """(name, options) of `env`, or of the task of the training, whose options stay where `changes`
+    has no others.
+    """
+    settings = policy.settings
+    name = env or settings["env"]
+    of_training = settings["env_options"] if name == settings["env"] else {}
+    return name, {**of_training, **(changes or {})}
+
+
 def film(
     path: str | Path,
     episodes: int | None = None,
@@ -472,18 +481,28 @@ def film(
     height: int | None = None,
     speed: float = 1.0,
     max_fps: float = MAX_FPS,
+    best: bool = True,
+    env: str | None = None,
+    env_options: Mapping[str, object] | None = None,
+    member: int | str | None = None,
 ) -> Film:
     """Greedy episodes of the policy of a run as pictures, `for picture in film(RUN)`.
 
     episodes: side by side, by default 4 of a tensor task and 1 of any other. height: pixels of one
-    picture, by default 400, and 240 of several. speed: 2 plays twice as fast. Raises as `Film`.
+    picture, by default 400, and 240 of several. speed: 2 plays twice as fast. best, env,
+    env_options and member: as `evaluate_run`, env by its name. Raises as `Film`.
     """
-    policy = load(path, str(choose_device(device)))
-    settings = policy.settings
-    options = settings["env_options"]
-    return greedy_film(
-        policy.algorithm, settings["env"], options, episodes, seed, height, speed, max_fps
+    policy = load(path, str(choose_device(device)), best=best, member=member)
+    name, options = task_to_play(policy, env, env_options)
+    made = greedy_film(
+        policy.player, policy.device, name, options, episodes, seed, height, speed, max_fps
     )
+    try:
+        check_spaces(policy.algorithm, made.env, name)
+    except UsageError:
+        made.env.close()
+        raise
+    return made
 
 
 def check_spaces(algorithm: Algorithm, env: VecEnv, name: str) -> None:

@@ -20,7 +20,7 @@ from gpurl.export import parity
 from gpurl.kernels.backend import on_device, on_own_device
 from gpurl.nn.acting import GroupedPolicyModule, PolicyModule, RecurrentPolicyModule
 from gpurl.run.ensemble import ensemble_state, greedy_ensemble
-from gpurl.run.evaluator import Act, greedy
+from gpurl.run.evaluator import Act, greedy_player
 from gpurl.run.load import Loaded, load_algorithm, load_members
 from gpurl.run.members import member_number
 from gpurl.run.setup import choose_device
@@ -165,7 +165,7 @@ class Policy:
 
     def player(self, num_envs: int) -> tuple[Act, PolicyState]:
         """(the greedy policy, its hidden state at the start of episodes), for evaluations."""
-        return greedy(self.algorithm), self.algorithm.initial_policy_state(num_envs)
+        return greedy_player(self.algorithm, num_envs)
 
     def reset(self) -> None:
         """Empty the hidden state: the next observation begins an episode."""

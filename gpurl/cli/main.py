@@ -382,6 +382,11 @@ def play(
     episodes: int | None = None,
     device: str = "auto",
     seed: int = 0,
+    latest: bool = False,
+    env: str | None = None,
+    env_options: tuple[str, ...] = (),
+    member: str | None = None,
+    out: Path | None = None,
     video: Path | None = None,
     height: int | None = None,
     speed: float | None = None,
@@ -396,6 +401,11 @@ def play(
             tensor task and 1 of any other
         device: cpu, cuda or auto
         seed: seed of the environment
+        latest: the latest checkpoint, not the best one
+        env: another environment than that of the training, with the same spaces
+        env_options: its options as NAME=VALUE, the others are those of the training
+        member: its number in a population, by default the best one; all: all as an ensemble
+        out: FILE to write, by default episode.png in the run folder
         video: write this file, .mp4 or .gif, instead of the picture
         height: of the video, pixels of each environment, by default 400, and 240 of several
         speed: of the video or the viewer, by default 1: the time of the task, or 30 steps a second
@@ -403,7 +413,13 @@ def play(
         port: of the viewer's page, by default 8080
     """
     from gpurl.cli.play import film_run, play_run
+    from gpurl.run.config_file import read_options
 
+    options = read_options(env_options) if env_options else None
+    if out is not None and (viewer or video is not None):
+        raise UsageError(
+            "--out names the picture of an episode: leave it out with --video, --viewer"
+        )
     if viewer:
         from gpurl.cli.viewer import PORT, view_run
 
@@ -412,7 +428,8 @@ def play(
         if device not in ("auto", "cpu"):
             raise UsageError(f"--viewer plays on the CPU: leave out --device {device}")
         speed = 1.0 if speed is None else speed
-        view_run(run, episodes, seed, speed, PORT if port is None else port)
+        port = PORT if port is None else port
+        view_run(run, episodes, seed, speed, port, print, not latest, env, options, member)
         return 0
     if port is not None:
         raise UsageError("--port is of the viewer: add --viewer")
@@ -420,11 +437,15 @@ def play(
     if video is None:
         if height is not None or speed is not None:
             raise UsageError("--height and --speed are of a video: add --video FILE.mp4")
-        picture = play_run(run, 3 if episodes is None else episodes, device, seed)
+        episodes = 3 if episodes is None else episodes
+        picture = play_run(run, episodes, device, seed, not latest, env, options, member, out)
         print(f"picture of the first episode: {picture}")
         return 0
     speed = 1.0 if speed is None else speed
-    print(f"video: {film_run(run, video, episodes, device, seed, height, speed)}")
+    written = film_run(
+        run, video, episodes, device, seed, height, speed, not latest, env, options, member
+    )
+    print(f"video: {written}")
     return 0
 
 
@@ -498,7 +519,8 @@ def plot(
         folders: RUN, a run folder, or several of one task; with --bench the folder of results, by
             default runs/bench
         bench: draw the results of gpurl bench
-        out: of several runs the picture, by default comparison.png; with --bench a folder
+        out: FILE to write, by default learning_curve.png in the run folder, and of several runs
+            comparison.png; with --bench a folder
         by: setting by which several runs are grouped, such as learning_rate or network.hidden
     """
     if bench:
@@ -521,14 +543,12 @@ def plot(
         print(comparison_table(groups))
         print(plot_comparison(groups, out or Path("comparison.png")))
         return 0
-    if not folders or out is not None:
-        raise UsageError(
-            "gpurl plot draws one run, gpurl plot RUN, or several, gpurl plot RUN RUN; --out goes "
-            "with --bench and with several"
-        )
-    from gpurl.run.plot import plot_curve
+    if not folders:
+        raise UsageError("gpurl plot draws one run, gpurl plot RUN, or several, gpurl plot RUN RUN")
+    from gpurl.run.plot import place_hint, plot_curve
 
-    print(plot_curve(folders[0]))
+    with place_hint():
+        print(plot_curve(folders[0], out))
     return 0
 
 

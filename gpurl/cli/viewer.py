@@ -1,13 +1,14 @@
 """Shows a policy in the browser, in the time of the task: MuJoCo tasks, by mjviser and viser."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpurl.algorithms.base import episode_ends
+from gpurl.api import check_spaces, task_to_play
 from gpurl.envs.registry import make_env, picture_options, resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError, install_extra
@@ -31,11 +32,15 @@ def view_run(
     speed: float = 1.0,
     port: int = PORT,
     say: Callable[[str], object] = print,
+    best: bool = True,
+    env: str | None = None,
+    env_options: Mapping[str, object] | None = None,
+    member: int | str | None = None,
 ) -> None:
     """Play greedy episodes of a run in the browser until Ctrl-C, or `episodes` of them.
 
-    port: of the page, the next free one if it is taken. UsageError for a task without a MuJoCo
-    model, and without mjviser.
+    port: of the page, the next free one if it is taken. best, env, env_options, member: as
+    `gpurl.evaluate_run`. UsageError for a task without a MuJoCo model, and without mjviser.
     """
     if episodes is not None and episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
@@ -44,45 +49,43 @@ def view_run(
     if not 1024 <= port <= 65535:
         raise UsageError(f"port must be from 1024 to 65535, got {port}")
     # the policy, and one environment as in its training, on the CPU
-    policy = load(path, "cpu")
-    settings = policy.settings
-    env_class, _ = resolve_env(settings["env"])
+    policy = load(path, "cpu", best=best, member=member)
+    name, options = task_to_play(policy, env, env_options)
+    env_class, _ = resolve_env(name)
     if not hasattr(env_class, "mujoco_data"):
-        raise UsageError(
-            f"--viewer shows MuJoCo tasks, {settings['env']} is none: --video FILE.mp4 films it"
-        )
+        raise UsageError(f"--viewer shows MuJoCo tasks, {name} is none: --video FILE.mp4 films it")
     try:
         import viser
         from mjviser import ViserMujocoScene
     except ImportError as error:
         raise UsageError(f"--viewer needs mjviser: {install_extra('viewer')} ({error})") from error
-    options = picture_options(settings["env"], settings["env_options"])
-    env = make_env(settings["env"], 1, "cpu", seed, **options)
-    obs = reset_env(env, seed)
+    made = make_env(name, 1, "cpu", seed, **picture_options(name, options))
+    check_spaces(policy.algorithm, made, name)
+    obs = reset_env(made, seed)
     server = viser.ViserServer(HOST, port, label="gpurl", verbose=False)
     try:
         # the page; no client may ask viser's servers for an address of it on the internet
         server.gui.configure_theme(show_share_button=False)
         server.request_share_url = lambda verbose=True: None  # type: ignore[method-assign]
         darken(server.scene)
-        scene = ViserMujocoScene(server, env.model, num_envs=1)  # type: ignore[attr-defined]
+        scene = ViserMujocoScene(server, made.model, num_envs=1)  # type: ignore[attr-defined]
         note = server.gui.add_markdown("")
         is_paused = server.gui.add_checkbox("pause", False)
         rate = server.gui.add_slider("speed", *SPEEDS, step=0.1, initial_value=speed)
-        scene.create_visualization_gui(camera_distance=_distance(env))
-        say(f"http://{HOST}:{server.get_port()} shows {settings['env']}; Ctrl-C ends it")
+        scene.create_visualization_gui(camera_distance=_distance(made))
+        say(f"http://{HOST}:{server.get_port()} shows {name}; Ctrl-C ends it")
         # play
         num_played = 0
         next_step = time.monotonic()
         while episodes is None or num_played < episodes:
-            scene.update_from_mjdata(env.mujoco_data(0))  # type: ignore[attr-defined]
+            scene.update_from_mjdata(made.mujoco_data(0))  # type: ignore[attr-defined]
             # in the time of the task; a step that took longer is not caught up with
-            seconds = 1.0 / (float(env.render_fps or FPS) * rate.value)
+            seconds = 1.0 / (float(made.render_fps or FPS) * rate.value)
             next_step = max(next_step + seconds, time.monotonic())
             time.sleep(max(next_step - time.monotonic(), 0.0))
             if is_paused.value:
                 continue
-            timestep = step_env(env, policy.act(obs))
+            timestep = step_env(made, policy.act(obs))
             obs = timestep.obs
             if bool(episode_ends(timestep)[0]):
                 policy.reset()
@@ -96,7 +99,7 @@ def view_run(
         pass
     finally:
         server.stop()
-        env.close()
+        made.close()
 
 
 def darken(scene: Any) -> None:

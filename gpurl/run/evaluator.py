@@ -38,6 +38,11 @@ def greedy(algorithm: Algorithm) -> Act:
     return act
 
 
+def greedy_player(algorithm: Algorithm, num_envs: int) -> tuple[Act, PolicyState]:
+    """(`greedy`, its hidden state at the start of episodes)."""
+    return greedy(algorithm), algorithm.initial_policy_state(num_envs)
+
+
 def greedy_members(policies: Sequence[Algorithm | None]) -> Act:
     """The policies of a population without exploration, each on its share of the rows; in place of
     a lost one, None, the first of the others plays.

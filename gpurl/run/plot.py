@@ -7,6 +7,8 @@ import itertools
 import json
 import math
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,13 +77,13 @@ SIDE_PANELS = (
 )
 
 
-def plot_curve(folder: Path) -> Path:
-    """Draw `folder`/learning_curve.png; see `curve_figure`."""
+def plot_curve(folder: Path, out: Path | None = None) -> Path:
+    """Draw `out`, by default `folder`/learning_curve.png; see `curve_figure`."""
     import matplotlib as mpl
 
     figure = curve_figure(folder)
     with mpl.rc_context(STYLE):
-        return save_figure(figure, folder / "learning_curve.png")
+        return save_figure(figure, out or folder / "learning_curve.png")
 
 
 def curve_figure(folder: Path) -> "Figure":
@@ -137,6 +139,17 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     except OSError as error:
         raise GpurlError(f"cannot write {path}: {error.strerror or error}") from error
     return path
+
+
+@contextmanager
+def place_hint() -> Iterator[None]:
+    """A `with` block of a command with --out, whose errors of writing name it."""
+    try:
+        yield
+    except GpurlError as error:
+        if not str(error).startswith("cannot write"):
+            raise
+        raise type(error)(f"{error}; choose another place with --out") from error
 
 
 def as_png(figure: "Figure") -> bytes:

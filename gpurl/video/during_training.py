@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from gpurl.algorithms.base import Metrics
 from gpurl.checkpoints.plain_files import make_folder
 from gpurl.errors import GpurlError, first_line
 from gpurl.run.callbacks import Callback, RunView
-from gpurl.run.evaluator import EVAL_SEED, Stopped
+from gpurl.run.evaluator import EVAL_SEED, Stopped, greedy_player
 from gpurl.run.run_folder import VIDEOS
 from gpurl.run.settings import Settings
 from gpurl.video.files import check_video_path, write_video
@@ -81,7 +82,8 @@ class Videos(Callback):
 
     def _film(self, run: RunView) -> Film:
         return greedy_film(
-            run.algorithm,
+            partial(greedy_player, run.algorithm),
+            run.algorithm.device,
             self.settings.env,
             self.settings.env_options,
             seed=EVAL_SEED,

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, PolicyState, episode_ends, restart_policy_state
+from gpurl.algorithms.base import PolicyState, episode_ends, restart_policy_state
 from gpurl.envs.registry import make_env, picture_options, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv, no_pictures
 from gpurl.errors import EnvError, GpurlError, UsageError, raised_at
 from gpurl.guards.contract import reset_env, step_env
-from gpurl.run.evaluator import Act, Stopped, greedy
+from gpurl.run.evaluator import Act, Stopped
 from gpurl.run.progress import Progress, clock
 from gpurl.video.pictures import arrange, caption, fade
 
@@ -198,7 +198,8 @@ def _score(length: int, episode_return: float) -> str:
 
 
 def greedy_film(
-    algorithm: Algorithm,
+    player: Callable[[int], tuple[Act, PolicyState]],
+    device: torch.device,
     env: str,
     env_options: dict[str, object],
     episodes: int | None = None,
@@ -208,10 +209,11 @@ def greedy_film(
     max_fps: float = MAX_FPS,
     should_stop: Callable[[], object] = bool,
 ) -> Film:
-    """A film of the greedy policy of `algorithm` in new environments of the task `env`, which the
-    caller closes (`film.env.close()`).
+    """A film of a policy in new environments of the task `env`, which the caller closes
+    (`film.env.close()`).
 
-    episodes: side by side; by default 4 of a tensor task and 1 of any other.
+    player: as `Policy.player`, on `device`. episodes: side by side; by default 4 of a tensor task
+    and 1 of any other.
     """
     env_class, _ = resolve_env(env)
     # before a simulator starts
@@ -223,8 +225,7 @@ def greedy_film(
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     options = picture_options(env, env_options)
     made = make_env(env, episodes, "cpu", seed, **options)
-    policy = greedy(algorithm)
-    device = algorithm.device
+    policy, first = player(episodes)
 
     def act(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         """The policy on its device; its hidden state is restarted on that of the environments."""
@@ -232,7 +233,6 @@ def greedy_film(
         action, after = policy(obs.to(device), on_device)
         return action.cpu(), tuple(each.cpu() for each in after)
 
-    first = algorithm.initial_policy_state(episodes)
     try:
         return Film(made, act, first, seed, height, speed, max_fps, should_stop)
     except UsageError:

@@ -31,7 +31,7 @@ from gpurl.errors import (
     install_extra,
 )
 from gpurl.run.config_file import read_config
-from tests.small_runs import exit_code
+from tests.small_runs import exit_code, small_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ITERATION = 16 * 8
@@ -536,11 +536,90 @@ def test_play_prints_episodes_and_draws_the_first(
     assert rest == "200 steps, time limit"
 
 
-def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_play_plays_what_eval_evaluates(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another task, other options, another checkpoint, a member or all of them."""
+    from gpurl.api import evaluate_run, film
+
+    picture = tmp_path / "episode.png"
+    words = ["play", str(run_folder), "--device", "cpu", "--episodes", "1", "--out", str(picture)]
+    short = ["--env-options", "max_episode_steps=20"]
+    assert main([*words, "--env", "gymnasium_cpu:Pendulum-v1", *short]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^episode 1: return .*, 20 steps, time limit$", out, re.M)
+    assert out.endswith(f"picture of the first episode: {picture}\n")
+    assert picture.is_file()
+    # the same episode of every policy as `eval` plays
+    trained = small_run(tmp_path / "run", 2, population=2, eval_every=ITERATION, eval_episodes=2)
+    words[1] = str(trained.folder)
+    returns = set()
+    for more, chosen in (
+        (["--latest"], {"best": False}),
+        (["--member", "0"], {"member": 0}),
+        (["--member", "1"], {"member": 1}),
+        (["--member", "all"], {"member": "all"}),
+    ):
+        assert main([*words, "--seed", "3", *more]) == 0
+        played = float(capsys.readouterr().out.removeprefix("episode 1: return ").split(",")[0])
+        expected = evaluate_run(trained.folder, 1, "cpu", seed=3, **chosen)["eval/mean_reward"]
+        assert played == pytest.approx(expected, abs=2e-3)
+        shown = film(trained.folder, 1, "cpu", 3, height=16, max_fps=1.0, **chosen)
+        for _ in shown:
+            pass
+        assert shown.episodes[0].episode_return == pytest.approx(expected, abs=2e-3)
+        returns.add(played)
+    assert len(returns) >= 2
+    assert not (trained.folder / "episode.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--env", "cart_pole"], "trained on observations Box"),
+        (["--env", "cart_pole", "--video", "FILE.mp4"], "trained on observations Box"),
+        (["--env-options", "colour=3"], "colour"),
+        (["--member", "2"], "there is no member 2"),
+        (["--out", "x.png", "--video", "FILE.mp4"], "--out names the picture of an episode"),
+        (["--out", "x.png", "--viewer"], "--out names the picture of an episode"),
+    ],
+)
+def test_play_refuses_what_it_cannot_play(
+    run_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    words = [str(tmp_path / word) if word == "FILE.mp4" else word for word in words]
+    assert main(["play", str(run_folder), *words]) == UsageError.exit_code
+    assert message in capsys.readouterr().err
+
+
+def test_plot_draws_the_curve_again(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run_folder / "learning_curve.png").unlink()
-    assert main(["plot", str(run_folder)]) == 0
-    assert capsys.readouterr().out == f"{run_folder / 'learning_curve.png'}\n"
-    assert (run_folder / "learning_curve.png").is_file()
+    other = tmp_path / "other.png"
+    for words, picture in (
+        (["--out", str(other)], other),
+        ([], run_folder / "learning_curve.png"),
+    ):
+        assert not picture.exists()
+        assert main(["plot", str(run_folder), *words]) == 0
+        assert capsys.readouterr().out == f"{picture}\n"
+        assert picture.is_file()
+
+
+@pytest.mark.parametrize("command", [["play", "--episodes", "1"], ["plot"]])
+def test_a_picture_that_cannot_be_written_belongs_elsewhere(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    target = tmp_path / "no_folder" / "x.png"
+    assert main([*command, str(run_folder), "--out", str(target)]) == 1
+    error = capsys.readouterr().err
+    assert f"cannot write {target}: " in error
+    assert error.endswith("; choose another place with --out\n")
 
 
 # ---- wrong words ----
