@@ -244,7 +244,8 @@ def run(
         cleanup.callback(torch.set_num_threads, torch.get_num_threads())
         matmul = torch.backends.cuda.matmul
         cleanup.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
-        eval_env = evaluation_env(settings, device, env is not None, ranks)
+        is_given = env is not None
+        eval_env = evaluation_env(settings, device, is_given, ranks)
         if eval_env is not None:
             cleanup.callback(eval_env.close)
         if env is None:
@@ -261,6 +262,7 @@ def run(
         trainer = make_trainer(
             settings, device, eval_env, env, threads=threads, callbacks=callbacks, ranks=ranks
         )
+        trainer.needs_env |= is_given
         memory_user.engine = trainer.engine
         # begin or continue
         command = command or sys.argv

@@ -23,7 +23,8 @@ FROM_ENV = (*SUCCESSOR, "reward", "final_obs", "final_state")
 FROM_POLICY = ("action", "value", "log_prob")
 CHECKED = (*FROM_ENV, *FROM_POLICY, "final_value")  # the last depends on both
 EVIDENCE = (*SUCCESSOR, "action", "reward", "value", "terminated", "truncated")
-HOW_TO_GO_ON = "To skip such steps and continue: gpurl train --resume RUN --nan reset-envs"
+SKIP_COMMAND = "gpurl train --resume RUN --nan reset-envs"
+HOW_TO_GO_ON = f"To skip such steps and continue: {SKIP_COMMAND}"
 MAX_NAMED_ENVS = 10
 
 

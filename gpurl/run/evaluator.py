@@ -16,6 +16,7 @@ from gpurl.engine.graphs import WARM_UPS, Backend, in_place
 from gpurl.envs.vec_env import ShareSeeds, VecEnv
 from gpurl.errors import EndlessEpisodeError, NonFiniteError, first_line
 from gpurl.guards.contract import reset_env, step_env
+from gpurl.guards.finite import SKIP_COMMAND
 from gpurl.nn.ranks import ALONE, Alone
 from gpurl.run.display import counted
 from gpurl.run.settings import TrainConfig
@@ -464,10 +465,7 @@ class Evaluations:
             f"NaN or infinity"
         )
         if self.raises_at_nan:
-            raise NonFiniteError(
-                f"{text}; to skip such episodes and continue: gpurl train --resume RUN --nan "
-                f"reset-envs"
-            )
+            raise NonFiniteError(f"{text}; to skip such episodes and continue: {SKIP_COMMAND}")
         self.warnings.append(f"{text} and are skipped")
 
     def state_dict(self) -> State:

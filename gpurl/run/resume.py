@@ -164,6 +164,12 @@ def validate_for_resume(
     return parts, [note + "; the saved replay buffer is dropped" * loses_replay]
 
 
+def resume_call(folder: Path, needs_env: bool, change: str) -> str:
+    """What to type in Python to continue a run that no command can; change: of a setting."""
+    env = ", env=..." if needs_env else ""
+    return f"gpurl.resume({str(folder)!r}{env}, {change})"
+
+
 def resume_notes(
     before: Mapping[str, Json], settings: Settings, steps: int, record: Path | None
 ) -> list[str]:

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from gpurl.run.display import counted
+from gpurl.run.resume import resume_call
 from gpurl.run.trainer import Outcome
 
 REASONS = {
@@ -50,7 +51,7 @@ def summary(
     elif outcome.signal_number:
         lines.append(f"interrupted after {counted(outcome.steps, 'step')} and saved; to continue:")
         if is_python:
-            lines.append(f"  {_resume_call(run_folder, needs_env)}")
+            lines.append(f"  {resume_call(run_folder, needs_env, 'total_steps=...')}")
         else:
             lines.append(f"  gpurl train --resume {folder}")
     elif outcome.reason == "total_steps" and not outcome.new_steps:
@@ -75,11 +76,6 @@ def _why(outcome: Outcome) -> str:
     return REASONS.get(outcome.reason, outcome.reason)
 
 
-def _resume_call(run_folder: Path, needs_env: bool) -> str:
-    env = ", env=..." if needs_env else ""
-    return f"gpurl.resume({str(run_folder)!r}{env}, total_steps=...)"
-
-
 def _python_lines(
     run_folder: Path, outcome: Outcome, needs_env: bool, needs_session: bool
 ) -> list[str]:
@@ -88,7 +84,7 @@ def _python_lines(
     env = ", env=..." if needs_env else ""
     lines = [f"  gpurl.load({name}).act(obs)", f"  gpurl.evaluate_run({name}{env})"]
     if not outcome.signal_number:
-        lines.append(f"  {_resume_call(run_folder, needs_env)}")
+        lines.append(f"  {resume_call(run_folder, needs_env, 'total_steps=...')}")
     if needs_env:
         lines.append(
             "env is the environment again, or what makes it: no command can make it, unless it is "

@@ -17,6 +17,7 @@ from gpurl.algorithms.base import Algorithm, Metrics
 from gpurl.checkpoints.folders import list_checkpoints, save_checkpoint
 from gpurl.checkpoints.run_parts import Parts
 from gpurl.checkpoints.state_files import State
+from gpurl.discovery import is_of_session
 from gpurl.engine.eager import Eager
 from gpurl.engine.graphs import Graphed
 from gpurl.engine.privileged_state import AppendPrivilegedState
@@ -24,6 +25,7 @@ from gpurl.envs.deployment import deployment
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError, UsageError
 from gpurl.guards.dump import write_dump
+from gpurl.guards.finite import SKIP_COMMAND
 from gpurl.kernels.backend import announced_compilation
 from gpurl.run.best_members import BestMembers
 from gpurl.run.callbacks import Callback, Callbacks, RunView
@@ -33,7 +35,7 @@ from gpurl.run.interrupt import StopRequest
 from gpurl.run.load import begin_from_run
 from gpurl.run.logger import Logger
 from gpurl.run.reporter import Reporter
-from gpurl.run.resume import checkpoint_parts, restore_engine
+from gpurl.run.resume import checkpoint_parts, restore_engine, resume_call
 from gpurl.run.settings import Settings, parse_interval
 from gpurl.run.shards import check_same_weights
 from gpurl.run.task_spaces import describe_task
@@ -77,6 +79,8 @@ class Trainer:
         # what a controller outside of the simulator needs, and what a policy alone does
         env = engine.env.env if isinstance(engine.env, AppendPrivilegedState) else engine.env
         self.told = {"deployment": deployment(env), **describe_task(env)}
+        # no command can make its environment: see `gpurl.resume`
+        self.needs_env = is_of_session(settings.env)
         self.view = RunView(engine, folder)
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.last_save = time.monotonic()
@@ -352,18 +356,23 @@ class Trainer:
         if not isinstance(error, NonFiniteError):
             raise error
         # what the user can do, in commands that can be copied, and a dump of the NaN
-        advice = _advice_after_divergence(self.folder) if isinstance(error, DivergedError) else ""
+        advice = self._advice_after_divergence() if isinstance(error, DivergedError) else ""
         if dump := write_dump(self.folder, self.steps, error):
             advice += f". For the steps that led there: gpurl doctor {quote(str(dump))}"
-        text = f"{error}{advice}".replace("--resume RUN", f"--resume {quote(str(self.folder))}")
-        raise type(error)(text) from error
+        skips = self._how_to_resume("--nan reset-envs", "nan='reset-envs'")
+        raise type(error)(f"{error}{advice}".replace(SKIP_COMMAND, skips)) from error
 
+    def _advice_after_divergence(self) -> str:
+        """What the user can do; there may be no checkpoint yet."""
+        if not list_checkpoints(self.folder):
+            return ". There is no checkpoint yet: start again with a lower learning_rate"
+        smaller = self._how_to_resume("--learning-rate RATE", "learning_rate=...")
+        return f". To continue from the last checkpoint with smaller steps: {smaller}"
 
-def _advice_after_divergence(folder: Path) -> str:
-    """What the user can do; there may be no checkpoint yet."""
-    if not list_checkpoints(folder):
-        return ". There is no checkpoint yet: start again with a lower learning_rate"
-    return (
-        ". To continue from the last checkpoint with smaller steps: gpurl train --resume RUN "
-        "--learning-rate RATE"
-    )
+    def _how_to_resume(self, flag: str, change: str) -> str:
+        """The command that continues the run with another setting, or the call if no command
+        can.
+        """
+        if self.needs_env or is_of_session(self.settings.algorithm):
+            return resume_call(self.folder, self.needs_env, change)
+        return f"gpurl train --resume {quote(str(self.folder))} {flag}"

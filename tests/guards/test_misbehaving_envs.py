@@ -3,14 +3,16 @@ trained on.
 """
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor
 
 import gpurl
@@ -24,7 +26,7 @@ from gpurl.errors import EnvError, NonFiniteError, UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
-from tests.small_runs import small_run
+from tests.small_runs import ITERATION, SMALL, small_run
 from tests.tiny_envs import RandomWalk
 
 
@@ -622,3 +624,42 @@ def test_spaces_that_cannot_be_learnt_from_are_refused(monkeypatch: pytest.Monke
         EnvError, match=r"OwnEnv.single_observation_space: wanted a gymnasium.Space, got nothing"
     ):
         zoo_trainer(OwnEnv)
+
+
+class NaNEnv(gymnasium.Env[np.ndarray, int]):
+    """Whose fifth reward is NaN."""
+
+    observation_space = Box(-1.0, 1.0, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        reward = math.nan if self.steps == 5 else 1.0
+        return np.zeros(2, np.float32), reward, False, self.steps == 20, {}
+
+
+@pytest.mark.parametrize("is_instance", [False, True])
+def test_where_no_command_can_resume_the_advice_is_a_call(
+    tmp_path: Path, is_instance: bool
+) -> None:
+    """Of a class that another process does not find, and of an environment that exists."""
+
+    class Hidden(NaNEnv):
+        pass
+
+    def env() -> Any:
+        return gymnasium.vector.SyncVectorEnv([NaNEnv] * 16) if is_instance else Hidden
+
+    folder = tmp_path / "run"
+    small = SMALL | {"total_steps": ITERATION, "eval_episodes": 0}
+    with pytest.raises(NonFiniteError) as caught:
+        gpurl.train("ppo", env(), run_dir=str(folder), **small)
+    call = f"gpurl.resume({str(folder)!r}, env=..., nan='reset-envs')"
+    assert f"To skip such steps and continue: {call}. For the steps" in str(caught.value)
+    skips = {"env": env(), "nan": "reset-envs", "total_steps": 3 * ITERATION}
+    assert gpurl.resume(folder, **skips).outcome.steps == 3 * ITERATION
