@@ -15,7 +15,7 @@ import torch
 from gymnasium.spaces import Box
 
 from gpurl.algorithms.base import Algorithm
-from gpurl.checkpoints.folders import check_exists, load_checkpoint
+from gpurl.checkpoints.folders import check_exists, is_checkpoint, load_checkpoint
 from gpurl.checkpoints.plain_files import Json
 from gpurl.checkpoints.run_parts import LARGE_PARTS
 from gpurl.checks import check_torch_defaults
@@ -48,6 +48,7 @@ from gpurl.run.run_folder import (
     create_run_folder,
     lock_run,
     note_resume,
+    run_of,
     safe_name,
     same_directory,
     write_run_info,
@@ -126,7 +127,8 @@ def resume(
     **changes: object,
 ) -> Run:
     """Continue the run in `path` from its latest intact checkpoint; `changes` are settings that may
-    change, above all total_steps.
+    change, above all total_steps. A path of one checkpoint begins a new run with it, in the folder
+    run_dir, and leaves the old one as it is.
 
     env: the environment again, as `train` takes it, for a run whose own cannot be made by its name,
     or another with the same spaces. Raises as `train` does.
@@ -160,19 +162,26 @@ def _of_instance(instance: VecEnv | None, settings: Mapping[str, object]) -> dic
 
 
 def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
-    """(algorithm, env, all other settings) of the run in `folder`; CheckpointError if it has no
-    checkpoint or another process trains in it.
+    """(algorithm, env, all other settings) of the run in `folder`, or of a checkpoint;
+    CheckpointError if it has no checkpoint or another process trains in it.
     """
     check_exists(folder)
+    if is_checkpoint(folder):
+        return _settings_of(folder)
     if not (folder / "checkpoints").is_dir() and not (folder / "run.pid").exists():
         raise CheckpointError(
-            f"{folder} is not a run folder: it has no checkpoints/; give the folder of the run"
+            f"{folder} is not a run folder: it has no checkpoints/; give the folder of the run, or "
+            f"of one of its checkpoints, step_*"
         )
     # ranks read it one after another, before one of them locks the folder to train
     seconds = RANK_LOCK_SECONDS if is_rank() else LOCK_SECONDS
     with lock_run(folder, seconds=seconds):
-        parts, _ = load_checkpoint(folder, quiet=True, without=LARGE_PARTS)
-        saved = dict(parts["meta"]["settings"])
+        return _settings_of(folder)
+
+
+def _settings_of(path: Path) -> tuple[str, str, dict[str, Json]]:
+    parts, _ = load_checkpoint(path, quiet=True, without=LARGE_PARTS)
+    saved = dict(parts["meta"]["settings"])
     return saved.pop("algorithm"), saved.pop("env"), saved
 
 
@@ -200,7 +209,8 @@ def run(
     draws: bool = True,
     is_quiet: bool = False,
 ) -> Run:
-    """Train by `settings`, in a new run folder or resuming the one in `resume_from`.
+    """Train by `settings`, in a new run folder or resuming the one in `resume_from`; a checkpoint
+    there is continued in a new folder.
 
     command: for command.txt, by default that of this process. env: existing environments to train,
     instead of new ones. draws: the learning curve at the end, and what its scripted policy reaches.
@@ -209,15 +219,12 @@ def run(
     config = settings.train
     fill_standard_streams()
     # absolute, as an environment may change the working directory; shown as it was given
-    given = str(resume_from or config.run_dir or config.root)
+    given = str(config.run_dir or resume_from or config.root)
+    source = str(resume_from)
     home = None if given[:1] in "/~" else absolute("")
     resume_from = resume_from and absolute(resume_from)
     root, chosen = absolute(config.root), config.run_dir and str(absolute(config.run_dir))
-    run_dir = Path(config.run_dir or resume_from or "")
-    if resume_from is not None and run_dir.resolve() != resume_from.resolve():
-        raise UsageError(
-            f"a resumed run continues in its folder, {resume_from}: omit run_dir {run_dir}"
-        )
+    _check_folder(resume_from, config.run_dir)
     check_installed(config.track)
     refuse_fork(torch.get_num_threads())
     with ExitStack() as cleanup:
@@ -228,12 +235,13 @@ def run(
         if ranks.count > 1:
             _check_for_ranks(ranks, env)
             resume_from = folder_to_resume(resume_from, chosen)
+        is_new = resume_from is None or is_checkpoint(resume_from)
         settings_here = settings_of_rank(settings, ranks)
         cleanup.enter_context(deterministic(config.deterministic))
         device = _device_of_run(device_of_rank(config.device, ranks), resume_from is not None)
         check_torch_defaults(device)
         # lock the folder of a resumed run before reading it: another process may be saving
-        if resume_from is not None and is_first:
+        if resume_from is not None and not is_new and is_first:
             cleanup.enter_context(lock_run(resume_from))
         memory_user = cleanup.enter_context(explain_out_of_memory(settings_here, device))
         # only what setting up needs: the large parts are read later
@@ -267,23 +275,25 @@ def run(
         # begin or continue
         command = command or sys.argv
         kinds = {type(each) for each in (env, *callbacks, *trainer.algorithm.modules())}
-        if resume_from is not None:
+        if resume_from is not None and not is_new:
             trainer.folder = resume_from
         elif is_first:
             trainer.folder = create_run_folder(
                 root, settings.env, settings.algorithm, config.seed, chosen
             )
         trainer.folder = Path(ranks.of_first(str(trainer.folder)))
+        record = None
+        if is_new and is_first:
+            cleanup.enter_context(lock_run(trainer.folder))
+            write_run_info(trainer.folder, settings.to_dict(), command, kinds)
         if resume_from is None:
-            if is_first:
-                cleanup.enter_context(lock_run(trainer.folder))
-                write_run_info(trainer.folder, settings.to_dict(), command, kinds)
             trainer.start()
         else:
-            before = _restore(trainer, resume_from)
-            if is_first:
+            before = _restore(trainer, resume_from, is_new)
+            if not is_new and is_first:
                 record = note_resume(trainer.folder, settings.to_dict(), command, kinds)
-                trainer.engine.notes[:0] = resume_notes(before, settings, trainer.steps, record)
+            notes = resume_notes(before, settings, trainer.steps, record)
+            trainer.engine.notes[:0] = [f"a new run from {source}"] * is_new + notes
         # train, then compare with the scripted policy and draw the curve
         folder = trainer.folder
         if home is not None and is_first:
@@ -291,7 +301,7 @@ def run(
         if resume_from is None and config.run_dir is None:  # for who looks while it trains
             trainer.engine.notes.append(f"logs to {folder}")
         if is_first:
-            outcome = _run_logged(trainer, resume_from is not None, is_quiet or config.quiet)
+            outcome = _run_logged(trainer, not is_new, is_quiet or config.quiet)
         else:
             outcome = _run_silently(trainer)
         baseline = {}
@@ -302,12 +312,30 @@ def run(
         return Run(folder, outcome, baseline, rank=ranks.index)
 
 
-def _restore(trainer: Trainer, folder: Path) -> dict[str, Json]:
+def _check_folder(resume_from: Path | None, run_dir: str | None) -> None:
+    """UsageError where a run would not go on in its folder, or a checkpoint not in a new one."""
+    if resume_from is None:
+        return
+    if is_checkpoint(resume_from):
+        if run_dir is None:
+            raise UsageError(
+                f"{resume_from} is a checkpoint, which a new run continues: name its folder with "
+                f"--run-dir; the run itself goes on from its latest checkpoint with --resume "
+                f"{run_of(resume_from)}"
+            )
+    elif Path(run_dir or resume_from).resolve() != resume_from.resolve():
+        raise UsageError(
+            f"a resumed run continues in its folder, {resume_from}: omit run_dir {run_dir}, or "
+            f"resume one of its checkpoints, checkpoints/step_*, there"
+        )
+
+
+def _restore(trainer: Trainer, folder: Path, in_new_folder: bool) -> dict[str, Json]:
     """Continue from the checkpoint in `folder`; returns its settings. What was read of it, above
     all a replay buffer, is freed.
     """
     parts, _ = load_checkpoint(folder, trainer.env.device)
-    trainer.restore(parts)
+    trainer.restore(parts, in_new_folder)
     return dict(parts["meta"]["settings"])
 
 
@@ -348,7 +376,7 @@ def _run_logged(trainer: Trainer, is_resumed: bool, is_quiet: bool) -> Outcome:
         (trainer.folder / ENDED_FILE).unlink(missing_ok=True)
     ended_by = ""
     try:
-        if not trainer.steps:
+        if not trainer.steps or not is_resumed:
             logger.hyper_parameters(settings.to_dict())
         environments = counted(config.num_envs, "environment")
         if config.population > 1:

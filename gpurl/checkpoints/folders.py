@@ -117,7 +117,7 @@ def load_checkpoint(
     """
     torch.empty(0, device=device)  # a device that does not exist is torch's error
     check_exists(path)
-    if STEP_FOLDER.fullmatch(path.name) or os.path.lexists(path / "manifest.json"):
+    if is_checkpoint(path):
         return _load(path, device, without)
     # candidates: the newest up to LATEST first, then those beyond it
     with _name_damage(path):
@@ -146,6 +146,11 @@ def load_checkpoint(
         f"no checkpoint to load in {path}: "
         f"{'; '.join(problems) or 'no folder step_* there or in its checkpoints/'}"
     )
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is a checkpoint itself, no folder of several."""
+    return bool(STEP_FOLDER.fullmatch(path.name)) or os.path.lexists(path / "manifest.json")
 
 
 def step_name(step: int) -> str:

@@ -54,7 +54,9 @@ class TrainOptions:
     """What `gpurl train` takes beside the settings."""
 
     resume: Path | None = None
-    """Continue the run in this folder; no ALGORITHM and ENV then."""
+    """Continue the run in this folder, or one of its checkpoints in a new folder, run_dir; no
+    ALGORITHM and ENV then.
+    """
     config: Path | None = None
     """YAML file with settings; flags win over it."""
     callback: tyro.conf.UseAppendAction[tuple[str, ...]] = ()

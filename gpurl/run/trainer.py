@@ -328,17 +328,20 @@ class Trainer:
             parts["best"] = self.best_members.state_dict()
         return parts
 
-    def restore(self, parts: Parts) -> None:
+    def restore(self, parts: Parts, in_new_folder: bool = False) -> None:
         """Continue exactly from a checkpoint's parts; if the environment cannot restore a state,
-        its episodes start anew. CheckpointError if the parts do not fit this run.
+        its episodes start anew. in_new_folder: which has neither this checkpoint nor the best one.
+        CheckpointError if the parts do not fit this run.
         """
         run = restore_engine(self.engine, parts, self.settings)
         self.elapsed = run["elapsed"]
         self.drops_best = run["is_other_task"]
-        if not self.drops_best:
+        if in_new_folder:
+            run |= {"best_return": -math.inf}
+        elif not self.drops_best:
             self.best_members.load_state_dict(parts.get("best", {}))
         self.evaluations.load_state_dict(run, self.steps)
-        self.saved_at = self.steps
+        self.saved_at = -1 if in_new_folder else self.steps
         check_same_weights(self.algorithm)
 
     def _save_and_reraise(self, error: BaseException, display: Display) -> NoReturn:

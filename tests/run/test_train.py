@@ -561,9 +561,10 @@ def test_a_checkpoint_folder_is_not_a_run_folder(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run", 2).folder
     step = list_checkpoints(folder / "checkpoints")[-1]
     before = sorted(path.name for path in step.iterdir())
-    for wrong in (step, folder / "checkpoints"):
-        with pytest.raises(CheckpointError, match="is not a run folder"):
-            resume(wrong, total_steps=10_000)
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        resume(folder / "checkpoints", total_steps=10_000)
+    with pytest.raises(UsageError, match="is a checkpoint, which a new run continues"):
+        resume(step, total_steps=10_000)
     assert sorted(path.name for path in step.iterdir()) == before
     assert resume(folder, total_steps=3 * ITERATION).outcome.steps == 3 * ITERATION
 
