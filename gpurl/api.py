@@ -24,7 +24,7 @@ from gpurl.engine.determinism import deterministic
 from gpurl.engine.threads import refuse_fork
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, EndlessEpisodeError, UsageError
+from gpurl.errors import EndlessEpisodeError, UsageError
 from gpurl.nn.ranks import Alone
 from gpurl.policy import Policy, load
 from gpurl.run.callbacks import Callback
@@ -162,14 +162,14 @@ def _of_instance(instance: VecEnv | None, settings: Mapping[str, object]) -> dic
 
 
 def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
-    """(algorithm, env, all other settings) of the run in `folder`, or of a checkpoint;
-    CheckpointError if it has no checkpoint or another process trains in it.
+    """(algorithm, env, all other settings) of the run in `folder`, or of a checkpoint; UsageError
+    if it is none or another process trains in it, CheckpointError if it has no checkpoint.
     """
     check_exists(folder)
     if is_checkpoint(folder):
         return _settings_of(folder)
     if not (folder / "checkpoints").is_dir() and not (folder / "run.pid").exists():
-        raise CheckpointError(
+        raise UsageError(
             f"{folder} is not a run folder: it has no checkpoints/; give the folder of the run, or "
             f"of one of its checkpoints, step_*"
         )

@@ -55,7 +55,9 @@ class DivergedError(NonFiniteError):
 
 
 class CheckpointError(GpurlError):
-    """A checkpoint that is damaged, missing, newer than this program, or of another run."""
+    """A checkpoint that is damaged, newer than this program or not of gpurl, or a run without
+    one.
+    """
 
     exit_code = 5
 

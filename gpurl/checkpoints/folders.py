@@ -28,7 +28,7 @@ from gpurl import __version__
 from gpurl.checkpoints.plain_files import make_folder, read_at_most
 from gpurl.checkpoints.run_parts import ON_HOST, Parts, check_parts
 from gpurl.checkpoints.state_files import read_json, read_state_files, write_state_files
-from gpurl.errors import CheckpointError
+from gpurl.errors import CheckpointError, UsageError
 
 FORMAT_VERSION = 4  # incremented when the contents of a run's parts change
 LOCK_SECONDS = 60.0
@@ -116,7 +116,6 @@ def load_checkpoint(
     damaged.
     """
     torch.empty(0, device=device)  # a device that does not exist is torch's error
-    check_exists(path)
     if is_checkpoint(path):
         return _load(path, device, without)
     # candidates: the newest up to LATEST first, then those beyond it
@@ -159,9 +158,9 @@ def step_name(step: int) -> str:
 
 
 def check_exists(path: Path, option: str = "") -> None:
-    """CheckpointError if there is nothing at `path`; it names the option that asked for it."""
+    """UsageError if there is nothing at `path`; it names the option that asked for it."""
     if not os.path.lexists(path):
-        raise CheckpointError(
+        raise UsageError(
             f"{option} {path} does not exist: give the folder of a run, which gpurl runs lists, or "
             f"of one of its checkpoints".lstrip()
         )

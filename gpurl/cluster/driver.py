@@ -322,8 +322,8 @@ def train_population(
     """(the schedule, the signal that ended it): train the plan where `begin` says, which is called
     once the folders are known to be good, and ends what it has begun with the stack.
 
-    Raises UsageError for a plan or folders that cannot work, CheckpointError if another process
-    works in the folder, GpurlError if all members are lost.
+    Raises UsageError for a plan or folders that cannot work, or if another process works in the
+    folder, GpurlError if all members are lost.
     """
     schedule = make_schedule(plan)
     try:

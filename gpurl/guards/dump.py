@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint
+from gpurl.checkpoints.folders import check_exists, load_checkpoint, save_checkpoint
 from gpurl.checkpoints.state_files import State
 from gpurl.errors import CheckpointError, NonFiniteError, visible
 
@@ -29,7 +29,8 @@ def write_dump(run_folder: Path, steps: int, error: NonFiniteError) -> Path | No
 
 
 def describe_dump(path: Path) -> str:
-    """The dump `path` as text; CheckpointError if it is no dump."""
+    """The dump `path` as text; UsageError if there is nothing, CheckpointError if it is no dump."""
+    check_exists(path)
     parts, manifest = load_checkpoint(path)
     if "dump" not in parts:
         raise CheckpointError(

@@ -216,8 +216,8 @@ def obstacle_to_delete(entry: RunEntry) -> str:
 
 
 def delete_run(entry: RunEntry) -> None:
-    """Delete the folder, locked, so that no training begins in it. CheckpointError if one is there,
-    UsageError if it is none that may be deleted.
+    """Delete the folder, locked, so that no training begins in it. UsageError if one is there, or
+    if it is none that may be deleted.
     """
     if obstacle := obstacle_to_delete(entry):
         raise UsageError(f"{entry.folder} stays: {obstacle}")

@@ -49,8 +49,10 @@ def load_algorithm(
     member: int | None = None,
 ) -> Loaded:
     """From a checkpoint folder, or from the best checkpoint of a run folder (best=False: the
-    latest). member: of a population, by default the best one. UsageError in a fork that would hang.
+    latest). member: of a population, by default the best one. UsageError if there is nothing, and
+    in a fork that would hang.
     """
+    check_exists(Path(path))
     parts, manifest = load_checkpoint(Path(path), device, best=best, without=NOT_OF_A_POLICY)
     bests = _best_members(Path(path), parts, device) if best else {}
     return _loaded(path, parts, manifest, device, num_envs, member, bests)
@@ -67,6 +69,7 @@ def load_members(
     learning: with their optimisers and the settings that selection has changed, all of the same
     checkpoint.
     """
+    check_exists(Path(path))
     without = [name for name in NOT_OF_A_POLICY if not (learning and name == "training")]
     parts, manifest = load_checkpoint(Path(path), device, best=best, without=without)
     bests = _best_members(Path(path), parts, device) if best and not learning else {}
@@ -160,7 +163,7 @@ def begin_from_run(algorithm: Algorithm) -> list[str]:
 def _load_named(
     option: str, path: str, device: torch.device, num_envs: int = 1
 ) -> tuple[Algorithm, int]:
-    """(the algorithm at `path`, its steps); CheckpointError names the option that asked for it."""
+    """(the algorithm at `path`, its steps); errors name the option that asked for it."""
     check_exists(Path(path), option)
     try:
         loaded = load_algorithm(path, str(device), num_envs)

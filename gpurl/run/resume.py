@@ -13,7 +13,7 @@ from gpurl.checkpoints.run_parts import Parts
 from gpurl.checkpoints.spaces import space_to_dict
 from gpurl.checkpoints.state_files import State
 from gpurl.engine.eager import Eager
-from gpurl.errors import CheckpointError, GpurlError
+from gpurl.errors import CheckpointError, GpurlError, UsageError
 from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.run.display import counted
 from gpurl.run.records import RECORDS, changed_sources
@@ -63,7 +63,8 @@ def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
     """Continue exactly from `checkpoint_parts`; if the environment cannot restore a state, its
     episodes start anew. Returns the numbers of the run.
 
-    CheckpointError if the parts do not fit or are incomplete.
+    UsageError for settings that the run does not keep, CheckpointError if the parts do not fit or
+    are incomplete.
     """
     try:
         parts, notes = validate_for_resume(parts, settings, engine.algorithm)
@@ -124,13 +125,13 @@ def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
 def validate_for_resume(
     parts: Parts, settings: Settings, algorithm: Algorithm
 ) -> tuple[Parts, list[str]]:
-    """(the checkpoint's parts adapted to this run, notes for the user); CheckpointError names what
+    """(the checkpoint's parts adapted to this run, notes for the user); UsageError names what
     differs.
     """
     # what a resume may not change
     for name, old, new in _kept_values(parts["meta"], settings.to_dict(), algorithm):
         if old != new:
-            raise CheckpointError(
+            raise UsageError(
                 f"the checkpoint has {name} {old}, this run {new}; a resumed run keeps it"
             )
     # the keys of streams follow from the seed and the rank, whichever ranks the saved ones were of
@@ -143,7 +144,7 @@ def validate_for_resume(
     if old_count == new_count:
         return of_rank(parts, algorithm), []
     if settings.train.population > 1:
-        raise CheckpointError(
+        raise UsageError(
             f"the checkpoint has num_envs {old_count}, this run {new_count}; a population keeps it"
         )
     # a replay buffer is laid out for its number of environments, a data set is not

@@ -192,8 +192,8 @@ def _write(folder: Path, name: str, content: bytes) -> None:
 
 @contextmanager
 def lock_run(folder: Path, name: str = "run", seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """A `with` block that locks the run folder, at most until the process ends; CheckpointError if
-    another process trains in it for `seconds` more.
+    """A `with` block that locks the run folder, at most until the process ends; UsageError if
+    another process trains in it for `seconds` more, CheckpointError if it cannot be locked.
 
     name: of the lock; "tuning" is that of a folder of trials.
     """
@@ -203,7 +203,7 @@ def lock_run(folder: Path, name: str = "run", seconds: float = LOCK_SECONDS) -> 
         lock.acquire(timeout=seconds)
         write_regular(holder, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     except Timeout as error:
-        raise CheckpointError(
+        raise UsageError(
             f"{folder} is in use by {_holder(holder)}: wait for it, stop it, or start another "
             f"{name}"
         ) from error

@@ -331,7 +331,7 @@ class Trainer:
     def restore(self, parts: Parts, in_new_folder: bool = False) -> None:
         """Continue exactly from a checkpoint's parts; if the environment cannot restore a state,
         its episodes start anew. in_new_folder: which has neither this checkpoint nor the best one.
-        CheckpointError if the parts do not fit this run.
+        Raises as `restore_engine`.
         """
         run = restore_engine(self.engine, parts, self.settings)
         self.elapsed = run["elapsed"]

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from gpurl.api import run
 from gpurl.checkpoints.folders import latest_checkpoint
-from gpurl.errors import GpurlError
+from gpurl.errors import GpurlError, UsageError
 from gpurl.run.callbacks import RunView
 from gpurl.run.child import EndsWithParent, reports_of_child, send
 from gpurl.run.run_folder import lock_run
@@ -41,8 +41,7 @@ def train(job: Mapping[str, Any], answers: IO[str], reports: IO[str]) -> dict[st
         settings = make_settings(**job["settings"], run_dir=job["run_dir"])
         reporter = Reporter(settings.train.population, settings.train.total_steps, answers, reports)
         if folder.is_dir():
-            with lock_run(folder, seconds=SECONDS_TO_END):  # by the last process of this trial
-                pass
+            _wait_for_the_last_process(folder)
         resumed = folder if latest_checkpoint(folder) is not None else None
         finished = run(settings, resumed, job["command"], callbacks=[reporter])
     except GpurlError as error:
@@ -53,6 +52,17 @@ def train(job: Mapping[str, Any], answers: IO[str], reports: IO[str]) -> dict[st
     if finished.outcome.signal_number is not None:
         return {"stopped": True}
     return {"returns": returns_of(finished.outcome.evaluation, settings.train.population)}
+
+
+def _wait_for_the_last_process(folder: Path) -> None:
+    """Of this trial. GpurlError if it does not end: its settings are not to blame, as those of a
+    UsageError are.
+    """
+    try:
+        with lock_run(folder, seconds=SECONDS_TO_END):
+            pass
+    except UsageError as error:
+        raise GpurlError(str(error)) from error
 
 
 def returns_of(values: Mapping[str, float], population: int) -> list[float | None]:

@@ -276,8 +276,8 @@ def tune(plan: Plan, say: Callable[[str], object] = print) -> tuple[Tuning, int 
     """(the tuning, the signal that ended it): train until `plan.trials` trials are done, and write
     best.yaml. A tuning that its storage has begun goes on.
 
-    Raises UsageError for a plan that cannot work, CheckpointError if another process works on it,
-    GpurlError if all trials fail or the storage cannot be written.
+    Raises UsageError for a plan that cannot work, or if another process works on it, GpurlError if
+    all trials fail or the storage cannot be written.
     """
     check_plan(plan)
     optuna = import_optuna()

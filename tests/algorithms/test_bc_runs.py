@@ -288,7 +288,7 @@ def test_a_teacher_of_another_environment(tmp_path: Path, balancer: Path) -> Non
         UsageError, match=r"its action_space is Discrete\(2\), this one's Discrete\(3\)"
     ):
         algorithm.set_teachers([gpurl.load(balancer).algorithm])
-    with pytest.raises(CheckpointError, match="nowhere"):
+    with pytest.raises(UsageError, match="nowhere"):
         make_trainer(teacher=str(tmp_path / "nowhere"))
 
 

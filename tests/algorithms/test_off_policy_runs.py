@@ -20,7 +20,7 @@ from gpurl.api import resume, train
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.torch_env import State, TorchEnv
-from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
+from gpurl.errors import EnvError, NonFiniteError, UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.policy import load
 from gpurl.run.settings import make_settings
@@ -420,7 +420,7 @@ def test_sac_takes_the_form_of_its_space() -> None:
 def test_a_resume_refuses_another_shape(tmp_path: Path) -> None:
     settings = SMALL_RUN | small_settings("sac")
     train("sac", "pendulum", run_dir=str(tmp_path), total_steps=32, **settings)
-    with pytest.raises(CheckpointError, match=r"num_critics 2, this run 3"):
+    with pytest.raises(UsageError, match=r"num_critics 2, this run 3"):
         resume(tmp_path, num_critics=3, total_steps=64)
 
 

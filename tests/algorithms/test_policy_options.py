@@ -14,7 +14,7 @@ from gpurl.api import resume
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.cli.settings import parse_train
 from gpurl.envs.pendulum import Pendulum
-from gpurl.errors import CheckpointError, UsageError
+from gpurl.errors import UsageError
 from gpurl.nn.distributions import Beta
 from tests.small_runs import small_run
 
@@ -137,5 +137,5 @@ def test_a_resumed_run_continues_with_the_same_policy(tmp_path: Path) -> None:
     options: dict[str, Any] = {"state_dependent_std": True, "std_type": "scalar"}
     small_run(tmp_path, 1, **options)
     assert resume(tmp_path, total_steps=256).outcome.steps == 256
-    with pytest.raises(CheckpointError, match="std_type scalar, this run log; a resumed run keeps"):
+    with pytest.raises(UsageError, match="std_type scalar, this run log; a resumed run keeps"):
         resume(tmp_path, std_type="log", total_steps=384)

@@ -259,7 +259,7 @@ def test_what_cannot_teach(tmp_path: Path, balancer: Path) -> None:
     other = small_run(tmp_path / "other", 1, env="tests.tiny_envs:RandomWalk").folder
     with pytest.raises(UsageError, match=r"\(2,\).*, its privileged observations Box.*\(4,\)"):
         make_student([str(balancer), str(other)])
-    with pytest.raises(CheckpointError, match=r"teacher .*nowhere does not exist: give the folder"):
+    with pytest.raises(UsageError, match=r"teacher .*nowhere does not exist: give the folder"):
         make_student([str(balancer), str(tmp_path / "nowhere")])
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"teacher .*empty gives no policy: no checkpoint to"):

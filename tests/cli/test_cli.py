@@ -694,6 +694,16 @@ def test_a_picture_that_cannot_be_written_belongs_elsewhere(
         (["eval", "RUN", "--episodes", "0"], "episodes must be at least 1, got 0"),
         (["play", "RUN", "--episodes", "0"], "episodes must be at least 1, got 0"),
         (["plot", "nowhere"], "nowhere is not a run folder: cannot read its metrics.jsonl"),
+        (["doctor", "nowhere"], "nowhere does not exist"),
+        (
+            ["train", "--resume", "RUN", "--seed", "5"],
+            "has seed 0, this run 5; a resumed run keeps",
+        ),
+        (
+            ["train", "--resume", "RUN", "--network.hidden", "8"],
+            "has network.hidden [16], this run",
+        ),
+        (["convert", "nowhere.pt"], "there is no file nowhere.pt"),
         (["envs", "chasng"], "did you mean chasing"),
     ],
 )

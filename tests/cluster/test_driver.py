@@ -337,7 +337,7 @@ def test_a_board_in_another_process_refuses_as_here(tmp_path: Path) -> None:
     board.remove({"a", "unknown"})
     assert [each.name for each in board.entries()] == ["b"]
     assert [folder.name for folder in (tmp_path / "board/entries").iterdir()] == ["b"]
-    with pytest.raises(CheckpointError, match="does not exist"):
+    with pytest.raises(CheckpointError, match="no checkpoint to load"):
         board.submit({"name": "d", **entry}, str(tmp_path / "nothing"))
     for name in ("../../elsewhere", str(tmp_path / "elsewhere"), ""):
         with pytest.raises(CheckpointError, match="the name of an entry is"):
@@ -449,7 +449,7 @@ def test_folders_that_cannot_work_are_refused_first(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no folder .*choose another --run-dir"):
         train_population(plan, begin_nothing, said.append)
     plan = plan_of(tmp_path)
-    with lock_run(plan.folder, "schedule"), pytest.raises(CheckpointError, match="is in use by"):
+    with lock_run(plan.folder, "schedule"), pytest.raises(UsageError, match="is in use by"):
         train_population(plan, begin_nothing, said.append)
 
 

@@ -16,7 +16,7 @@ from gpurl.algorithms.ppo import PPO
 from gpurl.cli.check_env import check_env
 from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import Timestep
-from gpurl.errors import CheckpointError, EnvError, UsageError
+from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.actor_critic import MEMORIES, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.mlp import Sequential, weights_and_biases
@@ -240,7 +240,7 @@ def test_a_resume_keeps_what_the_critic_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = small_run(tmp_path / "run", 1, env=HIDDEN, eval_episodes=0)
-    with pytest.raises(CheckpointError, match="the checkpoint has asymmetric True, this run False"):
+    with pytest.raises(UsageError, match="the checkpoint has asymmetric True, this run False"):
         gpurl.resume(run.folder, asymmetric=False)
     monkeypatch.setattr(
         "tests.tiny_envs.HiddenAlternating.single_state_space", Box(0.0, 1.0, (3,), np.float32)
@@ -250,7 +250,7 @@ def test_a_resume_keeps_what_the_critic_reads(
         lambda self, state: torch.zeros(self.num_envs, 3),
     )
     with pytest.raises(
-        CheckpointError,
+        UsageError,
         match=r"the checkpoint has state_space .*'shape': \[2\].*, this run .*'shape': \[3\]",
     ):
         gpurl.resume(run.folder, total_steps=1000)

@@ -335,9 +335,9 @@ def test_the_other_run_is_needed_at_the_start_only(tmp_path: Path) -> None:
     resume(run.folder, total_steps=2 * 128)
     after = gpurl.load(run.folder).algorithm.state_dict()["network.trunk.layers.0.weight"]
     torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
-    with pytest.raises(CheckpointError, match="init_from"):
+    with pytest.raises(UsageError, match="init_from"):
         resume(run.folder, total_steps=3 * 128, init_from="another")
-    with pytest.raises(CheckpointError, match=r"init_from .*first does not exist: give the folder"):
+    with pytest.raises(UsageError, match=r"init_from .*first does not exist: give the folder"):
         successor("ppo", first)
 
 
@@ -387,7 +387,7 @@ def test_nothing_that_fits_is_an_error(
 
 
 def test_bad_runs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(CheckpointError, match="nowhere does not exist: give the folder of a run"):
+    with pytest.raises(UsageError, match="nowhere does not exist: give the folder of a run"):
         successor("ppo", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="empty gives no policy: no checkpoint to load"):

@@ -79,7 +79,7 @@ def test_a_second_run_is_refused_and_kill_9_loses_one_interval_at_most(
 ) -> None:
     process = train_forever(tmp_path / "run")
     try:
-        assert main(["train", "--resume", str(tmp_path / "run")]) == 5
+        assert main(["train", "--resume", str(tmp_path / "run")]) == 2
         assert (
             f"{tmp_path / 'run'} is in use by process {process.pid} on " in capsys.readouterr().err
         )

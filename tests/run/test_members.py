@@ -158,9 +158,9 @@ def test_a_population_that_is_killed_goes_on_bit_for_bit(tmp_path: Path) -> None
 
 def test_a_resume_may_change_members_but_not_their_number(tmp_path: Path) -> None:
     small_run(tmp_path / "run", 1, **SETTINGS, member={"learning_rate": [1e-3, 1e-4, 1e-5]})
-    with pytest.raises(CheckpointError, match="the checkpoint has population 3, this run 2"):
+    with pytest.raises(UsageError, match="the checkpoint has population 3, this run 2"):
         gpurl.resume(tmp_path / "run", population=2, member={"learning_rate": [1.0, 2.0]})
-    with pytest.raises(CheckpointError, match="has num_envs 16, this run 32; a population keeps"):
+    with pytest.raises(UsageError, match="has num_envs 16, this run 32; a population keeps"):
         gpurl.resume(tmp_path / "run", num_envs=32)
     rates = [2e-3, 1e-4, 1e-5]
     changed = gpurl.resume(

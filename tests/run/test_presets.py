@@ -7,7 +7,7 @@ import pytest
 
 from gpurl.api import resume, saved_settings, train
 from gpurl.cli.settings import parse_train
-from gpurl.errors import CheckpointError, UsageError
+from gpurl.errors import UsageError
 from gpurl.run.presets import (
     FEW_PRESETS,
     MAX_FEW,
@@ -177,7 +177,7 @@ def test_a_resumed_run_has_the_preset_of_its_checkpoint(tmp_path: Path) -> None:
     assert (saved["preset"], saved["horizon"], saved["clip_range_value"]) == ("isaac", 24, 0.2)
     assert resume(tmp_path, total_steps=384).outcome.steps == 384
     assert saved_settings(first.folder)[2] == saved | {"total_steps": 384}
-    with pytest.raises(CheckpointError, match="preset isaac, this run mjlab; a resumed run keeps"):
+    with pytest.raises(UsageError, match="preset isaac, this run mjlab; a resumed run keeps"):
         resume(tmp_path, preset="mjlab", total_steps=576)
 
 

@@ -17,7 +17,7 @@ from gpurl.checkpoints import folders
 from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint
 from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.torch_env import State
-from gpurl.errors import CheckpointError
+from gpurl.errors import CheckpointError, UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.callbacks import Callback, RunView
 from gpurl.run.resume import _restore
@@ -111,7 +111,7 @@ def test_what_cannot_change_is_refused_by_name(
 ) -> None:
     folder = first_run(tmp_path / "run", algorithm, env)
     ((name, value),) = changes.items()
-    with pytest.raises(CheckpointError, match=rf"has {name} .*, this run {value}; .* keeps it"):
+    with pytest.raises(UsageError, match=rf"has {name} .*, this run {value}; .* keeps it"):
         resume(folder, total_steps=88, **changes)
     assert resume(folder, total_steps=88).outcome.steps == 88
 
@@ -125,7 +125,7 @@ def test_a_checkpoint_may_be_older_than_a_setting(tmp_path: Path) -> None:
             del values[name]
     save_checkpoint(folder / "checkpoints", 80, parts, overwrite=True)
     assert resume(folder, total_steps=88).outcome.steps == 88
-    with pytest.raises(CheckpointError, match=r"has network.activation tanh, this run relu"):
+    with pytest.raises(UsageError, match=r"has network.activation tanh, this run relu"):
         resume(folder, total_steps=96, network={"activation": "relu"})
 
 
@@ -234,7 +234,7 @@ def test_ranks_read_the_settings_one_after_another(
     folder = first_run(tmp_path / "run", "ppo", "pendulum")
     with ThreadPoolExecutor(1) as pool:
         with lock_run(folder):
-            with pytest.raises(CheckpointError, match="is in use by"):
+            with pytest.raises(UsageError, match="is in use by"):
                 saved_settings(folder)
             monkeypatch.setenv("RANK", "1")
             monkeypatch.setenv("WORLD_SIZE", "2")

@@ -240,13 +240,13 @@ def test_another_process_is_named_and_its_death_frees_the_lock(tmp_path: Path) -
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         in_use = rf"{tmp_path} is in use by process {holder.pid} on \S+: wait for it"
-        with pytest.raises(CheckpointError, match=in_use), lock_run(tmp_path):
+        with pytest.raises(UsageError, match=in_use), lock_run(tmp_path):
             pass
         with pytest.raises(
-            CheckpointError, match=in_use
+            UsageError, match=in_use
         ):  # although there is no checkpoint to resume from yet
             gpurl.resume(tmp_path)
-        with pytest.raises(CheckpointError, match=in_use):
+        with pytest.raises(UsageError, match=in_use):
             run(make_settings("ppo", "pendulum", device="cpu"), tmp_path)
     finally:
         holder.kill()  # kill -9: nothing is cleaned up
@@ -275,7 +275,7 @@ def test_the_block_holds_the_lock_and_its_end_frees_it(
 ) -> None:
     with (
         lock_run(tmp_path),
-        pytest.raises(CheckpointError, match=f"in use by process {os.getpid()}"),
+        pytest.raises(UsageError, match=f"in use by process {os.getpid()}"),
         lock_run(tmp_path),
     ):
         pass
@@ -292,7 +292,7 @@ def test_a_holder_that_cannot_be_named_is_unknown(kind: str, tmp_path: Path) -> 
         elif kind == "long":
             (tmp_path / "run.pid").write_text("x" * 1001)
         with (
-            pytest.raises(CheckpointError, match="in use by an unknown process: wait"),
+            pytest.raises(UsageError, match="in use by an unknown process: wait"),
             lock_run(tmp_path),
         ):
             pass

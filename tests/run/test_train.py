@@ -317,10 +317,10 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
             2,
             "there is no config file missing.yaml",
         ),
-        (["train", "--resume", "nowhere"], 5, "nowhere does not exist: give the folder of a run"),
+        (["train", "--resume", "nowhere"], 2, "nowhere does not exist: give the folder of a run"),
         (["trian"], 2, "did you mean train?"),
         *(
-            ([command, "nowhere"], 5, "gpurl: nowhere does not exist: give the folder of a run")
+            ([command, "nowhere"], 2, "gpurl: nowhere does not exist: give the folder of a run")
             for command in ("eval", "play", "export")
         ),
         (["train", "ppo", "pendulum", "--nan", "rise"], 2, "nan is 'rise'; did you mean raise?"),
@@ -434,9 +434,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     from gpurl.api import run
 
     values = {**SMALL, "run_dir": str(tmp_path / "run"), "total_steps": 10**4}
-    with pytest.raises(CheckpointError, match=r"algorithm ppo, this run a2c"):
+    with pytest.raises(UsageError, match=r"algorithm ppo, this run a2c"):
         run(make_settings("a2c", "pendulum", **{**values, "minibatches": 1}), tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"observation_space .*, this run"):
+    with pytest.raises(UsageError, match=r"observation_space .*, this run"):
         run(make_settings("ppo", "chasing", **values), tmp_path / "run")
 
 
@@ -455,7 +455,7 @@ def test_what_shapes_a_run_stays_when_it_is_resumed(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     folder = small_run(tmp_path / "run", 1).folder
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(UsageError, match=message):
         resume(folder, total_steps=10**4, **changes)
 
 
@@ -561,7 +561,7 @@ def test_a_checkpoint_folder_is_not_a_run_folder(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run", 2).folder
     step = list_checkpoints(folder / "checkpoints")[-1]
     before = sorted(path.name for path in step.iterdir())
-    with pytest.raises(CheckpointError, match="is not a run folder"):
+    with pytest.raises(UsageError, match="is not a run folder"):
         resume(folder / "checkpoints", total_steps=10_000)
     with pytest.raises(UsageError, match="is a checkpoint, which a new run continues"):
         resume(step, total_steps=10_000)

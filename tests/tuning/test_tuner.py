@@ -15,7 +15,7 @@ pytest.importorskip("optuna", reason="gpurl tune needs Optuna: pip install -e '.
 
 import gpurl
 from gpurl.checkpoints.folders import load_checkpoint
-from gpurl.errors import CheckpointError, EnvError, GpurlError, NonFiniteError, UsageError
+from gpurl.errors import EnvError, GpurlError, NonFiniteError, UsageError
 from gpurl.run.config_file import read_config
 from gpurl.run.listing import find_runs
 from gpurl.run.run_folder import lock_run
@@ -347,7 +347,7 @@ def test_two_tunings_at_once_are_told(tmp_path: Path) -> None:
     plan = small_plan(tmp_path)
     (tmp_path / "own").mkdir()
     message = "own is in use by process .*start another tuning"
-    with lock_run(tmp_path / "own", "tuning"), pytest.raises(CheckpointError, match=message):
+    with lock_run(tmp_path / "own", "tuning"), pytest.raises(UsageError, match=message):
         tune(plan, Log())
     assert not plan.storage.exists()
 

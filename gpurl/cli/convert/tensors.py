@@ -67,15 +67,15 @@ def read_foreign(path: Path) -> Converted:
     .safetensors.
 
     CheckpointError for a file that is damaged, too large for its contents, or would have to be
-    executed; UsageError for another kind of file.
+    executed; UsageError for another kind of file, or none.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"gpurl convert reads {', '.join(SUFFIXES)}, got {str(path)!r}")
     if not path.exists():
-        raise CheckpointError(f"there is no file {path}")
+        raise UsageError(f"there is no file {path}")
     if not path.is_file():
         kind = "folder" if path.is_dir() else "device"
-        raise CheckpointError(f"{path} is a {kind}, wanted a file")
+        raise UsageError(f"{path} is a {kind}, wanted a file")
     # safetensors holds no code and is read here, all other files by a worker process
     if path.suffix == ".safetensors":
         tensors, ordered = _read_safetensors(path)
