@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpurl.envs import registry
 from gpurl.envs._counting_env import widen
+from gpurl.envs.numpy.vector import check_task_options
 from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.stacked_box import StackedBox
 from gpurl.envs.vec_env import Info, Options, Seed, Timestep, VecEnv, check_at_least_one
@@ -39,6 +40,7 @@ class FrameStack(VecEnvWrapper):
         env: VecEnv | None = None,
     ) -> None:
         check_at_least_one(frames=frames)
+        check_task_options(task_options)
         if bool(task) == (env is not None):
             raise UsageError(
                 f"frame_stack needs either a task (frame_stack:catch) or env=; got task={task!r}, "

@@ -26,6 +26,7 @@ from gpurl.envs.numpy.vector import (
     VECTORIZATIONS,
     MakeEnv,
     Watched,
+    check_task_options,
     find_spec,
     make_copies,
     make_pool,
@@ -53,8 +54,9 @@ class GymnasiumCpu(VecEnv):
 
     vectorization: "sync" (one after the other in this process), "async" (a process each), "vector"
     (the task's vector version) or "envpool" (EnvPool's threads). task_options go to the task's
-    constructor. If the wrapped environment resets in the next step, as most of "vector" and all of
-    "envpool" do, the step after the end of an episode is no transition: info["valid"] is False.
+    constructor; by the name of a task, its parameters are options too. If the wrapped environment
+    resets in the next step, as most of "vector" and all of "envpool" do, the step after the end of
+    an episode is no transition: info["valid"] is False.
 
     restart_workers: number of restarts, before the run ends, of processes that died, hang or
     raised an error. All of them are restarted, since Gymnasium cannot replace one: all episodes
@@ -81,6 +83,7 @@ class GymnasiumCpu(VecEnv):
             raise UsageError(
                 f"vectorization must be one of {', '.join(VECTORIZATIONS)}, got {vectorization!r}"
             )
+        check_task_options(task_options)
         check_at_least_one(num_envs=num_envs)
         if restart_workers < 0 or (worker_timeout is not None and worker_timeout <= 0):
             raise UsageError(
@@ -433,11 +436,12 @@ class GymnasiumCpu(VecEnv):
         kept = {name: value for name, value in options.items() if name not in OF_WORKERS}
         if kept.get("vectorization") == "async":
             kept["vectorization"] = "sync"
-        if "task_options" in registry.env_options(cls):
-            given = dict(kept.get("task_options") or {})
+        known = registry.env_options(cls)
+        given = dict(kept.get("task_options") or {})
+        if "render_mode" in known:
+            kept.setdefault("render_mode", given.get("render_mode", "rgb_array"))
+        elif "task_options" in known:
             kept["task_options"] = {"render_mode": "rgb_array", **given}
-        if "render_mode" in registry.env_options(cls):
-            kept.setdefault("render_mode", "rgb_array")
         return kept
 
     def picture(self, index: int, height: int, action: Tensor | None = None) -> np.ndarray:

@@ -23,6 +23,7 @@ from gpurl.discovery import (
     module_names,
     public_classes,
 )
+from gpurl.envs.numpy.vector import check_task_options, constructor_of
 from gpurl.envs.vec_env import Options, VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean, raised_at
 from gpurl.kernels.backend import check_device, on_device
@@ -41,10 +42,12 @@ __all__ = [
     "option_types",
     "picture_options",
     "resolve_env",
+    "user_options",
 ]
 
 # before the id of environments of Gymnasium that were given as an instance: it makes nothing
 GIVEN = "gymnasium:"
+VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 _COPIES: dict[type, type[VecEnv]] = {}  # the class that makes tensor environments of each other one
 
 
@@ -86,6 +89,8 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
             raise UsageError(
                 f"environment {module_name!r} has no tasks to choose from; got {name!r}"
             )
+        if module_name == "gymnasium_cpu":
+            env_class = _class_of_task(task)
         return env_class, {"task": task}
     try:
         return find_class(name, package, VecEnv, "environment", NOT_ENVS), {}
@@ -142,15 +147,60 @@ def class_of_env(kind: type[gymnasium.Env]) -> type[VecEnv]:
     options.
     """
     if kind not in _COPIES:
-        own = _signature(kind.__init__)
-        # what a base must be given, the class gives it
-        options = [
-            each
-            for name, each in _parameters(kind).items()
-            if name in own or each.default is not each.empty
-        ]
-        _COPIES[kind] = class_of_copies(kind, options)
+        _COPIES[kind] = class_of_copies(kind, list(_arguments(kind).values()))
     return _COPIES[kind]
+
+
+@functools.cache
+def _class_of_task(task: str) -> type[VecEnv]:
+    """The adapter for a task of Gymnasium's registry, always the same class; the parameters of the
+    task's constructor are options, besides those in `task_options`.
+    """
+    adapter = resolve_env("gymnasium_cpu")[0]
+    initialise: Callable[..., None] = vars(adapter)["__init__"]
+    known = {"num_envs", "device", "seed", *env_options(adapter)}
+
+    def declared_options() -> dict[str, inspect.Parameter]:
+        constructor, given = constructor_of(task)
+        return {
+            name: each.replace(kind=each.KEYWORD_ONLY, default=given.get(name, each.default))
+            for name, each in _arguments(constructor).items()
+            if name not in known
+        }
+
+    def __init__(
+        self: VecEnv,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        task_options: dict[str, Any] | None = None,
+        **given: Any,
+    ) -> None:
+        own = {name: given.pop(name) for name in declared_options() if name in given}
+        if own:
+            check_task_options(task_options)
+            task_options = {**(task_options or {}), **own}
+        initialise(self, num_envs, device, seed, task_options=task_options, **given)
+
+    functions = {"__init__": __init__, "declared_options": staticmethod(declared_options)}
+    of_task = type(adapter.__name__, (adapter,), functions | {"__doc__": adapter.__doc__})
+    of_task.__qualname__ = adapter.__qualname__
+    of_task.__module__ = adapter.__module__
+    return of_task
+
+
+def _arguments(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """What a function or a constructor may be given; what a base must be given, the class gives
+    it.
+    """
+    if not inspect.isclass(make):
+        return {name: each for name, each in _signature(make).items() if each.kind not in VARIADIC}
+    own = _signature(make.__init__)
+    return {
+        name: each
+        for name, each in _parameters(make).items()
+        if name in own or each.default is not each.empty
+    }
 
 
 def _parameters(kind: type) -> dict[str, inspect.Parameter]:
@@ -166,8 +216,7 @@ def _parameters(kind: type) -> dict[str, inspect.Parameter]:
         found = dict(list(signature.items())[1:]) | found
         if all(each.kind != each.VAR_KEYWORD for each in signature.values()):
             break
-    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return {name: each for name, each in found.items() if each.kind not in variadic}
+    return {name: each for name, each in found.items() if each.kind not in VARIADIC}
 
 
 def _signature(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
@@ -221,6 +270,15 @@ def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
     }
 
 
+def user_options(env_class: type[VecEnv]) -> list[str]:
+    """The options that a user gives: no environments that exist and no task, which is in the name;
+    `task_options` only where the arguments that it holds are not known by name.
+    """
+    declared = env_class.declared_options()
+    hidden = {"task", "env"} | ({"task_options"} if declared else set())
+    return [name for name in env_options(env_class) if name not in hidden]
+
+
 def option_types(env_class: type[VecEnv]) -> dict[str, Any]:
     """The type of each option that has an annotation."""
     return {
@@ -266,15 +324,17 @@ def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) ->
     """UsageError for names in `options` that are no options of the environment."""
     known = env_options(env_class)
     if unknown := sorted(set(options) - set(known)):
-        hint = did_you_mean(unknown[0], known)
-        if not hint and not callable(value := getattr(env_class, unknown[0], callable)):
+        named = user_options(env_class)
+        hint = did_you_mean(unknown[0], named)
+        value = getattr(env_class, unknown[0], callable)
+        if not hint and not callable(value) and _is_users(env_class, unknown[0]):
             hint = (
                 f"{unknown[0]} is a class attribute, and options are "
                 f"{_declaration(env_class, unknown[0], value)}; "
             )
         raise UsageError(
             f"environment {name!r} has no option {', '.join(unknown)}; {hint}it has: "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(named) or 'none'}"
         )
 
 
@@ -311,8 +371,10 @@ def make_env(
         )
     needed = [
         name
-        for name, option in env_options(env_class).items()
-        if option.default is option.empty and name not in {**named_options, **options}
+        for name, option in _parameters(env_class).items()
+        if name not in shared
+        and option.default is option.empty
+        and name not in {**named_options, **options}
     ]
     if needed:
         raise UsageError(
@@ -356,6 +418,12 @@ def construction_problem(env: VecEnv) -> str:
         f"{type(env).__name__}: wanted num_envs, device and the batched spaces, got none; call "
         f"super().__init__(num_envs, device) in __init__, with seed in a TorchEnv"
     )
+
+
+def _is_users(env_class: type[VecEnv], attribute: str) -> bool:
+    """Whether a class of the user's defines it, which may be edited."""
+    owner = next(base for base in env_class.__mro__ if attribute in vars(base))
+    return owner.__module__.partition(".")[0] not in ("gpurl", "gymnasium")
 
 
 def _declaration(env_class: type[VecEnv], name: str, value: object) -> str:

@@ -6,11 +6,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -131,6 +132,27 @@ def find_spec(task: str) -> EnvSpec:
         why = str(error).partition(" Did you mean")[0] if near else error
         hint += _how_to_install(error)
         raise UsageError(f"Gymnasium has no task {task!r}; {near}{why}{hint}") from error
+
+
+def constructor_of(task: str) -> tuple[Callable[..., object], dict[str, Any]]:
+    """(what makes an environment of `task`, the arguments that the registry gives it); a function
+    without parameters where that cannot be found, since making the task says why.
+    """
+    try:
+        spec = find_spec(task)
+        entry: Any = spec.entry_point
+        return load_env_creator(entry) if isinstance(entry, str) else entry or dict, spec.kwargs
+    except Exception:  # of any type: it imports the modules of the task
+        return (lambda: None), {}
+
+
+def check_task_options(task_options: object) -> None:
+    """UsageError for what is no dict."""
+    if not isinstance(task_options, (dict, NoneType)):
+        raise UsageError(
+            f"task_options must be a dict of the task's options, as "
+            f"task_options={{g: 3.7}}, got {task_options!r}"
+        )
 
 
 def make_pool(task: str, num_envs: int, seed: int, options: dict[str, Any]) -> EnvPool:

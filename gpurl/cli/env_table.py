@@ -2,6 +2,7 @@
 a missing simulator needs.
 """
 
+import dataclasses
 import inspect
 import re
 import shutil
@@ -11,7 +12,15 @@ import textwrap
 import gymnasium
 from gymnasium.spaces import Box
 
-from gpurl.envs.registry import env_names, env_options, make_env, option_help, resolve_env
+from gpurl.cli.env_options import options_class
+from gpurl.envs.registry import (
+    env_names,
+    env_options,
+    make_env,
+    option_help,
+    resolve_env,
+    user_options,
+)
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import GpurlError
 
@@ -69,12 +78,17 @@ def describe_env(name: str, width: int | None = None) -> str:
         lines += ["", state]
     # the options
     help_of = option_help(env_class)
-    names = [each for each in options if each not in given and each not in ("task", "env")]
+    names = [each for each in user_options(env_class) if each not in given]
+    flags = {item.name for item in dataclasses.fields(options_class(name))}
     lines += ["", "options" if names else "no options"]
     for each in names:
         default = options[each].default
-        text = f"{help_of.get(each, '')} (default {default})".strip()
-        lines += _wrapped(f"--env.{each.replace('_', '-')}", text, width)
+        text = help_of.get(each, "")
+        if default is not inspect.Parameter.empty:
+            text = f"{text} (default {default})".strip()
+        flag = f"--env.{each.replace('_', '-')}"
+        in_file = f"{each}, in a file of --config under env_options"
+        lines += _wrapped(flag if each in flags else in_file, text, width)
     return "\n".join(lines)
 
 

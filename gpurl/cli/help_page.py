@@ -197,7 +197,8 @@ def _common(title: str, lines: list[Line], settings: Settings, command: type) ->
         return [line for line in lines if line.name in names]
     if len(lines) <= MAX_OWN_OPTIONS:
         return lines
-    own = vars(resolve_env(settings.env)[0]).get("__annotations__", {})
+    env_class, _ = resolve_env(settings.env)
+    own = vars(env_class).get("__annotations__") or env_class.declared_options()
     return [line for line in lines if line.name.removeprefix("env.") in own][:MAX_OWN_OPTIONS]
 
 

@@ -154,6 +154,34 @@ def test_envs_explains_one_with_its_options(capsys: pytest.CaptureFixture[str]) 
     assert "--env.frame-skip steps of physics in a step of the environment (default 5)" in text
 
 
+def test_arguments_of_a_gymnasium_task_are_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["envs", "Pendulum-v1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--env.g (default 10.0)" in text
+    assert "task-options" not in text
+    # those that no flag sets
+    assert main(["envs", "frame_stack:catch"]) == 0
+    assert "  task_options, in a file of --config under env_options\n" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["train", "ppo", "Pendulum-v1", "--help"])
+    assert "--env.g FLOAT " in capsys.readouterr().out
+    assert main(["config", "ppo", "Pendulum-v1"]) == 0
+    assert "\n#   g: 10.0\n" in capsys.readouterr().out
+    # a run has them, and an evaluation may change them
+    small = ["--num-envs", "2", "--horizon", "8", "--minibatches", "1", "--total-steps", "16"]
+    run = ["--run-dir", str(tmp_path / "run"), "--quiet", "--device", "cpu"]
+    assert main(["train", "ppo", "Pendulum-v1", "--env.g", "3.7", *small, *run]) == 0
+    assert read_config(tmp_path / "run" / "config.yaml")["env_options"] == {"g": 3.7}
+    returns = []
+    for options in ([], ["--env-options", "g=3.7"], ["--env-options", "g=9"]):
+        words = ["--episodes", "2", "--json", "--device", "cpu", *options]
+        assert main(["eval", str(tmp_path / "run"), *words]) == 0
+        returns.append(json.loads(capsys.readouterr().out)["eval/mean_reward"])
+    assert returns[0] == returns[1] != returns[2]
+
+
 def test_every_option_of_every_environment_is_explained() -> None:
     for name in env_names():
         env_class, _ = resolve_env(name)

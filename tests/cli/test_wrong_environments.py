@@ -853,9 +853,11 @@ def test_a_training_says_it_too(
         (["chasing", "env.colour=red"], "environment 'chasing' has no option colour; it has: "),
         (["chasing", "--env.seed", "3"], "seed is a setting of the run: --seed, not --env.seed"),
         (
-            ["gymnasium_cpu:Pendulum-v1", "--env.task-options.g", "3"],
+            ["frame_stack:catch", "--env.task-options.size", "3"],
             "cannot be set by a flag; in a file of --config, under env_options: task_options",
         ),
+        # an attribute of a class that is not the user's
+        (["pendulum", "--env.render-mode", "human"], "no option render_mode; it has: max_episode"),
         (["my_folder/my_env.py"], "a file is given by its module path, my_folder.my_env. Known: "),
         (["nowhere_to_be_found"], "(there is no nowhere_to_be_found.py in "),
     ],

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import (
     Box,
     Dict,
@@ -27,6 +28,7 @@ from gpurl.cli.check_env import check_env
 from gpurl.envs import make_env
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu, send_packed
 from gpurl.envs.numpy.spaces import make_decoder, make_encoder, stack_rows
+from gpurl.envs.registry import env_options, resolve_env
 from gpurl.errors import EnvError, UsageError
 from tests.numpy_envs import Batch, Tour, second_step
 
@@ -511,6 +513,35 @@ def test_task_options_reach_the_task() -> None:
     env: Any = make_env("gymnasium_cpu:Pendulum-v1", 2, task_options={"g": 1.5})
     assert [single.unwrapped.g for single in env._env.envs] == [1.5, 1.5]
     assert env.max_episode_steps == 200
+
+
+def test_arguments_of_the_task_are_options_by_their_names() -> None:
+    # given by name, which wins over task_options
+    env: Any = make_env("Pendulum-v1", 2, g=1.5, task_options={"g": 3.0})
+    assert [single.unwrapped.g for single in env._env.envs] == [1.5, 1.5]
+    assert env.task_options == {"g": 1.5}
+    # what the registry gives is the default, and the adapter's options stay
+    lander = env_options(resolve_env("LunarLanderContinuous-v3")[0])
+    assert lander["continuous"].default is True
+    assert lander["gravity"].default == -10.0
+    assert {"vectorization", "max_episode_steps", "task_options"} <= lander.keys()
+    # a wrong one is told the options that a user gives
+    has = "render_mode, g, vectorization, max_episode_steps, restart_workers, worker_timeout"
+    with pytest.raises(UsageError, match=f"no option gravity; it has: {has}$"):
+        make_env("Pendulum-v1", 2, gravity=1.5)
+
+
+def test_where_arguments_are_not_known_task_options_hold_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = EnvSpec("Hidden-v0", lambda **given: gymnasium.make("Pendulum-v1", **given))
+    monkeypatch.setitem(gymnasium.registry, "Hidden-v0", spec)
+    with pytest.raises(UsageError, match=r"no option g; it has: vectorization.*, task_options"):
+        make_env("Hidden-v0", 2, g=1.5)
+    env: Any = make_env("Hidden-v0", 2, task_options={"g": 1.5})
+    assert [single.unwrapped.g for single in env._env.envs] == [1.5, 1.5]
+    with pytest.raises(UsageError, match=r"task_options must be a dict .* got 'g=1.5'"):
+        make_env("Hidden-v0", 2, task_options="g=1.5")
 
 
 def test_packed_transfer_keeps_every_array() -> None:
