@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from gymnasium.spaces import Box
 
+from gpurl.algorithms import resolve_algorithm
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import check_exists, is_checkpoint, load_checkpoint
 from gpurl.checkpoints.plain_files import Json
@@ -37,6 +38,7 @@ from gpurl.run.memory_need import check_memory
 from gpurl.run.notebook import show_picture
 from gpurl.run.once import warn_once
 from gpurl.run.out_of_memory import explain_out_of_memory
+from gpurl.run.own_algorithm import explain_own_errors
 from gpurl.run.plot import note_references, plot_curve
 from gpurl.run.ranks import device_of_rank, folder_to_resume, is_rank, join_ranks
 from gpurl.run.resume import resume_notes
@@ -244,6 +246,7 @@ def run(
         if resume_from is not None and not is_new and is_first:
             cleanup.enter_context(lock_run(resume_from))
         memory_user = cleanup.enter_context(explain_out_of_memory(settings_here, device))
+        cleanup.enter_context(explain_own_errors(resolve_algorithm(settings.algorithm)))
         # only what setting up needs: the large parts are read later
         begun = None
         if resume_from is not None:
@@ -483,8 +486,9 @@ def evaluate_run(
         made = make_env(name, count, chosen, seed, **options)
     try:
         check_spaces(policy.algorithm, made, name)
-        act, policy_state = policy.player(made.num_envs)
-        values = evaluate(act, made, episodes, policy_state, seed)
+        with explain_own_errors(type(policy.algorithm)):
+            act, policy_state = policy.player(made.num_envs)
+            values = evaluate(act, made, episodes, policy_state, seed)
         return {"step": float(policy.step), **values}
     finally:
         if instance is None:

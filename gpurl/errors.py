@@ -5,11 +5,13 @@ texts.
 import difflib
 import importlib.metadata
 import inspect
+import linecache
 import re
 import shlex
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 
@@ -84,19 +86,80 @@ def first_line(text: object) -> str:
 
 
 def raised_at(error: BaseException, owner: type) -> str:
-    """`file:line: source` of the innermost line of `owner` or its bases in the traceback of
-    `error`; the innermost line of all if there is none of theirs.
+    """`file:line: source` of the line to look at for the `error` in a call of an `owner`: the
+    innermost one of the user's classes among it and its bases, or the function of theirs that the
+    call did not fit; else the innermost line of all its bases, or of all.
     """
-    files = {inspect.getsourcefile(base) for base in owner.__mro__ if base.__module__ != "builtins"}
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if frame.filename in files), frames[-1])
+    function = _unfit_function(error, owner)
+    for kinds in (_users_classes(owner), owner.__mro__):
+        files = _files_of(kinds)
+        if inside := [each for each in frames if each.filename in files]:
+            return _described(inside[-1])
+        if function is not None:
+            return _first_line_of(function)
+    return _described(frames[-1])
+
+
+def users_fault(error: BaseException, owner: type) -> tuple[str, str]:
+    """(method, `file:line: source`) of a class of the user's, `owner` or a base of it, that raised
+    `error`; "" twice where gpurl raised it, or nothing of theirs was called.
+    """
+    own = _users_classes(owner)
+    if not own:
+        return "", ""
+    ours, theirs = str(Path(__file__).parent), _files_of(own)
+    frames = traceback.extract_tb(error.__traceback__)
+    # neither torch nor what a user's file imports says whose the call was
+    known = [each for each in frames if each.filename in theirs or each.filename.startswith(ours)]
+    if known and known[-1].filename in theirs:
+        names = {name for base in own for name in vars(base)}
+        inside = [each for each in frames if each.filename in theirs]
+        methods = [each.name for each in inside if each.name in names] or [inside[-1].name]
+        return methods[-1], _described(inside[-1])
+    if function := _unfit_function(error, owner):
+        return function.__name__, _first_line_of(function)
+    return "", ""
+
+
+def _users_classes(owner: type) -> list[type]:
+    """Those of `owner` and its bases that are no library's which has bases for users."""
+    libraries = ("abc", "builtins", "gpurl", "gymnasium", "torch", "typing")
+    return [base for base in owner.__mro__ if base.__module__.partition(".")[0] not in libraries]
+
+
+def _functions_of(kind: type) -> list[FunctionType]:
+    return [
+        function
+        for value in vars(kind).values()
+        if isinstance(function := inspect.unwrap(getattr(value, "__func__", value)), FunctionType)
+    ]
+
+
+def _files_of(kinds: Iterable[type]) -> set[str]:
+    return {function.__code__.co_filename for kind in kinds for function in _functions_of(kind)}
+
+
+def _unfit_function(error: BaseException, owner: type) -> FunctionType | None:
+    """The function of a user's class whose arguments a call did not fit, before it began."""
+    functions = [each for base in _users_classes(owner) for each in _functions_of(base)]
+    calls = {f"{each.__qualname__}()": each for each in functions}
+    return calls.get(str(error).partition(" ")[0]) if isinstance(error, TypeError) else None
+
+
+def _first_line_of(function: FunctionType) -> str:
+    code = function.__code__
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return f"{code.co_filename}:{code.co_firstlineno}: {line}"
+
+
+def _described(frame: traceback.FrameSummary) -> str:
     return f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
 def last_line(error: BaseException) -> str:
     """`file:line: source` of the line that raised `error`."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return _described(traceback.extract_tb(error.__traceback__)[-1])
 
 
 def did_you_mean(

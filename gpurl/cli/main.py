@@ -68,8 +68,8 @@ USAGE = """usage: gpurl COMMAND ...
 
 RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or num_envs=4096;
 --config FILE.yaml reads them from a file.
-Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint,
-6 another process of the run, 129, 130, 143, 152 stopped by a signal.
+Exit codes: 0 done, 1 a file cannot be written, 2 wrong use, 3 the environment misbehaves, 4 NaN or
+infinity, 5 checkpoint, 6 another process of the run, 129, 130, 143, 152 stopped by a signal.
 """
 FAULT_SECONDS = 10.0  # that a rank waits at most after the error of another one
 

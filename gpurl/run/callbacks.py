@@ -1,6 +1,7 @@
 """Callbacks: what a user adds to a run, between iterations and never inside one."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import SupportsFloat
@@ -122,17 +123,29 @@ class Callbacks:
         """Call `method` of each; an error names the file and line of the callback."""
         for callback in self.callbacks:
             function: Callable[..., None] = getattr(callback, method)
-            try:
+            with _errors_of(type(callback), method):
                 function(run, *arguments)
-            except GpurlError:
-                raise
-            except Exception as error:
-                raise UsageError(
-                    f"callback {type(callback).__name__}.{method} raised {type(error).__name__}: "
-                    f"{error} ({raised_at(error, type(callback))})"
-                ) from error
 
 
 def make_callbacks(names: Iterable[str]) -> list[Callback]:
     """Instances of callback classes such as `my_module:MyCallback`."""
-    return [find_class_at(name, Callback, "callback")() for name in names]
+    callbacks = []
+    for name in names:
+        kind = find_class_at(name, Callback, "callback")
+        with _errors_of(kind, "__init__"):
+            callbacks.append(kind())
+    return callbacks
+
+
+@contextmanager
+def _errors_of(kind: type[Callback], method: str) -> Iterator[None]:
+    """A `with` block whose errors name the file and line of the callback `kind`."""
+    try:
+        yield
+    except GpurlError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"callback {kind.__name__}.{method} raised {type(error).__name__}: {error} "
+            f"({raised_at(error, kind)})"
+        ) from error
