@@ -156,7 +156,7 @@ def _fields(kind: type, values: Any, group: str = "") -> Iterator[Line]:
             continue
         name = f"{group}{item.name}"
         text = help_of.get(item.name, "")
-        if elsewhere := names_elsewhere(name):
+        if elsewhere := names_elsewhere(name, hints):
             text = f"{text} ({elsewhere})"
         yield Line(name, _form(hint, choices.get(item.name, ())), text, _typed(value))
 

@@ -25,7 +25,7 @@ from gpurl.errors import UsageError
 from gpurl.nn.encoders import CONVOLUTIONAL
 from gpurl.run.config_file import read_config
 from gpurl.run.members import member_values
-from gpurl.run.other_names import here
+from gpurl.run.other_names import other_name_hint
 from gpurl.run.pbt import explored_ranges
 from gpurl.run.settings import Settings, TrainConfig, make_defaults, merge, refuse_memory
 
@@ -457,12 +457,17 @@ def _parse_flags(base: Settings, flags: list[str], command: str, of_command: obj
 
 def _refuse_other_names(flags: list[str], kinds: dict[str, object]) -> None:
     """UsageError for a setting by its name in another library."""
+    known = {kind.replace("-", "_") for kind in kinds}
     for word in flags:
         name = flag_name(word.partition("=")[0])
         is_setting = word.startswith("--") or bool(SETTING.fullmatch(word))
-        setting = here(name).replace("_", "-")
-        if is_setting and name not in kinds and setting in kinds:
-            raise UsageError(f"no setting is called {name!r}; here it is --{setting}")
+        is_known = name in kinds or name.removeprefix("no-") in kinds
+        if is_setting and not is_known and (text := other_name_hint(name, known, _as_flag)):
+            raise UsageError(f"no setting is called {name!r}; {text}")
+
+
+def _as_flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
 
 
 def _algorithms_with(name: str) -> list[str]:

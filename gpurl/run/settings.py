@@ -21,7 +21,7 @@ from gpurl.engine.pbt import RULES, PbtOptions
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
 from gpurl.run.members import member_configs, member_values
-from gpurl.run.other_names import here
+from gpurl.run.other_names import other_name_hint
 from gpurl.run.pbt import explored_ranges, explored_spans, interval
 from gpurl.run.presets import PRESET_NAMES, name_for_presets, preset
 from gpurl.run.trackers.tracker import check_trackers
@@ -43,6 +43,11 @@ MINIMUMS = {
     "eval_episodes": 0,
     "seed": 0,
     "log_every": 0,
+}
+# arguments of `gpurl.train` by other names, and what stands in its place
+OF_PYTHON = {
+    "callback": "gpurl.train takes callbacks=[...], a list of gpurl.Callback",
+    "seeds": "gpurl.train trains one: gpurl.train_seeds(algorithm, env, seeds=5) or --seeds 5",
 }
 MAX_THREADS = 4096
 MAX_POPULATION = 4096
@@ -528,11 +533,22 @@ def _describe_type(hint: object) -> str:
 def unknown_setting(name: str, known: set[str]) -> str:
     if name in algorithm_names():
         return f"no setting is called {name!r}; those of {name} have no block: learning_rate: 0.001"
-    is_elsewhere = here(name).partition(".")[0] in known
-    hint = f"here it is {here(name)}. " if is_elsewhere else did_you_mean(name, known)
+    if name in OF_PYTHON:
+        return f"no setting is called {name!r}; {OF_PYTHON[name]}"
+    # its name elsewhere, a flag's, or a similar one
+    text = other_name_hint(name, known, _as_argument)
+    if not text and name.partition(".")[0] in known:
+        text = f"here it is {_as_argument(name)}"
+    text = f"{text}. " if text else did_you_mean(name, known)
     # all names only where none of them is meant
-    rest = "gpurl config ALGORITHM ENV prints all" if hint else f"Known: {', '.join(sorted(known))}"
-    return f"no setting is called {name!r}; {hint}{rest}"
+    rest = "gpurl config ALGORITHM ENV prints all" if text else f"Known: {', '.join(sorted(known))}"
+    return f"no setting is called {name!r}; {text}{rest}"
+
+
+def _as_argument(setting: str) -> str:
+    """`horizon`, or `network={"hidden": ...}`."""
+    group, dot, name = setting.partition(".")
+    return f'{group}={{"{name}": ...}}' if dot else setting
 
 
 def _unwritable_type(value: object) -> str | None:

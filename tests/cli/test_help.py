@@ -99,11 +99,32 @@ def test_names_of_other_libraries_lead_to_ours(capsys: pytest.CaptureFixture[str
         (["--clip-range-vf", "0.2"], "clip-range-value"),
         (["num_learning_epochs=5"], "epochs"),
         (["net_arch=64,64"], "network.hidden"),
+        (["--max-epochs", "9"], "total-steps (max_epochs * num_envs * horizon)"),
+        (["--minibatch-size", "64"], "minibatches (a number: num_envs * horizon / minibatch_size)"),
+        (["--no-norm-adv"], "normalize-advantage (batch, minibatch or none)"),
     ):
         with pytest.raises(UsageError, match=f"here it is --{re.escape(setting)}$"):
             parse_train(["ppo", "chasing", *words])
     with pytest.raises(UsageError, match=r"no setting is called 'n_steps'; here it is horizon\."):
         make_settings("ppo", "chasing", n_steps=16)
+    # one name may be another setting in another algorithm
+    for words, settings in (
+        (["--n-steps", "5"], "--n-step"),
+        (["ent_coef=0.1"], "--temperature (without it learned, from initial_temperature)"),
+        (["net_arch=64"], "--actor-network.hidden and --critic-network.hidden"),
+    ):
+        with pytest.raises(UsageError, match=f"here it is {re.escape(settings)}$"):
+            parse_train(["sac", "pendulum", *words])
+    # in Python what is no flag, and settings as keywords
+    for name, told in (
+        ("callback", r"callbacks=\[...\], a list of gpurl.Callback"),
+        ("seeds", r"gpurl.train_seeds\(algorithm, env, seeds=5\)"),
+        ("verbose", r"here it is quiet \(true prints nothing\)\."),
+        ("policy_kwargs", r'here it is network=\{"hidden": ...\}\.'),
+        ("network.hidden", r'here it is network=\{"hidden": ...\}\.'),
+    ):
+        with pytest.raises(UsageError, match=f"no setting is called '{name}'; .*{told}"):
+            make_settings("ppo", "chasing", **{name: 1})
     # a block of an algorithm, as other libraries' files have it
     with pytest.raises(UsageError, match=r"'ppo'; those of ppo have no block: learning_rate: 0"):
         make_settings("ppo", "chasing", ppo={"learning_rate": 0.01})
