@@ -28,7 +28,7 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EndlessEpisodeError, UsageError
 from gpurl.nn.ranks import Alone
 from gpurl.policy import Policy, load
-from gpurl.run.callbacks import Callback
+from gpurl.run.callbacks import Callback, check_callbacks
 from gpurl.run.display import Display, SilentDisplay, counted
 from gpurl.run.evaluator import EVAL_SEED, evaluate, scripted
 from gpurl.run.given import EnvOrName, name_of_algorithm, name_of_env
@@ -219,6 +219,7 @@ def run(
     is_quiet: as the setting `quiet`, in this process only.
     """
     config = settings.train
+    callbacks = check_callbacks(callbacks)
     fill_standard_streams()
     # absolute, as an environment may change the working directory; shown as it was given
     given = str(config.run_dir or resume_from or config.root)

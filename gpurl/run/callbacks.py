@@ -1,5 +1,6 @@
 """Callbacks: what a user adds to a run, between iterations and never inside one."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -108,23 +109,50 @@ class Callback:
         """After the last checkpoint, unless an error ended the run."""
 
 
+HOOKS = tuple(name for name in vars(Callback) if not name.startswith("_"))
+
+
 class Callbacks:
     """All callbacks of a run, in order."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
-        self.callbacks = list(callbacks)
+        self.callbacks = check_callbacks(callbacks)
+        self._said_false: set[tuple[type[Callback], str]] = set()
         for each in self.callbacks:
-            if not isinstance(each, Callback):
-                raise UsageError(
-                    f"a callback is a gpurl.Callback, got {each!r}; derive your class from it"
+            if all(getattr(type(each), hook) is getattr(Callback, hook) for hook in HOOKS):
+                logging.getLogger("gpurl").warning(
+                    "callback %s overrides none of %s: nothing calls it",
+                    type(each).__name__,
+                    ", ".join(HOOKS),
                 )
 
     def call(self, method: str, run: RunView, *arguments: object) -> None:
         """Call `method` of each; an error names the file and line of the callback."""
         for callback in self.callbacks:
-            function: Callable[..., None] = getattr(callback, method)
+            function: Callable[..., object] = getattr(callback, method)
             with _errors_of(type(callback), method):
-                function(run, *arguments)
+                result = function(run, *arguments)
+            # in stable-baselines3 it ends a run
+            if result is False and (type(callback), method) not in self._said_false:
+                self._said_false.add((type(callback), method))
+                logging.getLogger("gpurl").warning(
+                    "callback %s.%s returned False, which is ignored: run.stop(reason) ends a run",
+                    type(callback).__name__,
+                    method,
+                )
+
+
+def check_callbacks(callbacks: object) -> list[Callback]:
+    """The callbacks as a list; UsageError for what is none."""
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+        raise UsageError(f"callbacks is a list, as callbacks=[MyCallback()], got {callbacks!r}")
+    checked = list(callbacks)
+    for each in checked:
+        if not isinstance(each, Callback):
+            is_class = isinstance(each, type) and issubclass(each, Callback)
+            advice = f"make one, {each.__name__}()" if is_class else "derive your class from it"
+            raise UsageError(f"a callback is a gpurl.Callback, got {each!r}; {advice}")
+    return checked
 
 
 def make_callbacks(names: Iterable[str]) -> list[Callback]:

@@ -282,3 +282,37 @@ def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a callback is a gpurl.Callback, got 3"):
         small_run(tmp_path / "run", 1, callbacks=[3])
     assert gpurl.Callback is Callback
+
+
+def test_one_callback_or_its_class_is_told_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"callbacks is a list, as callbacks=\[MyCallback\(\)\]"):
+        small_run(tmp_path / "run", 1, callbacks=StopsAtOnce())
+    with pytest.raises(UsageError, match=r"got <class .*StopsAtOnce'>; make one, StopsAtOnce\(\)"):
+        small_run(tmp_path / "run", 1, callbacks=[StopsAtOnce])
+
+
+class CopiedStep(Callback):
+    """Of stable-baselines3, whose names are others."""
+
+    def on_step(self) -> bool:
+        raise AssertionError
+
+
+class CopiedEnd(Callback):
+    """Ends a run as in stable-baselines3."""
+
+    def after_iteration(self, run: RunView, metrics: Metrics) -> bool:  # type: ignore[override]
+        return False
+
+
+def test_callbacks_that_do_nothing_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_run(tmp_path / "run", 3, callbacks=[CopiedStep(), CopiedEnd(), StopAtThree()])
+    assert [record.message for record in caplog.records if "Copied" in record.message] == [
+        "callback CopiedStep overrides none of on_start, after_iteration, after_evaluation, "
+        "before_save, on_end: nothing calls it",
+        "callback CopiedEnd.after_iteration returned False, which is ignored: run.stop(reason) "
+        "ends a run",
+    ]
+    assert not any("StopAtThree" in record.message for record in caplog.records)
