@@ -42,9 +42,9 @@ Swimmer is worth shows over hundreds of steps: by the preset of the others it st
 43f4f20), with a discount of 0.999 it had a median of 158 (244cd39+), so it has rl-zoo3's
 discounts, rate, epochs and noise on rollouts of 256 steps in 16 environments. The preset was chosen
 by trainings on half_cheetah, hopper and inverted_double_pendulum with seed 0, on ant with seeds 0
-and 2, and on swimmer and reacher with seed 0, so these are no fresh ones. The publications used v2 to v4, in which Ant's
-observations and rewards differ from v5's (contact forces). Pictures: a dashed line is a published
-mean.
+and 2, and on swimmer and reacher with seed 0, so these are no fresh ones. The publications used v2
+to v4, in which Ant's observations and rewards differ from v5's (contact forces). Pictures: a dashed
+line is a published mean.
 """
 OFF_POLICY = """\
 Mostly one update of 256 transitions for each environment step, as in the publications; of the
