@@ -26,7 +26,7 @@ from gpurl.discovery import (
 from gpurl.envs.numpy.vector import check_task_options, constructor_of
 from gpurl.envs.vec_env import Options, VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean, raised_at
-from gpurl.kernels.backend import check_device, on_device
+from gpurl.kernels.backend import find_device, on_device
 from gpurl.kernels.memory_errors import is_out_of_memory
 
 __all__ = [
@@ -382,11 +382,11 @@ def make_env(
             f"{env_class.__name__}.__init__ gives no default: add one, as {needed[0]}: float = "
             f"1.0, and --env.{needed[0].replace('_', '-')} changes it"
         )
-    check_device(torch.device(device))
+    device = find_device(device)
     # an error of the user's own constructor is reported with its place
     make: Callable[..., VecEnv] = env_class
     try:
-        with on_device(torch.device(device)):
+        with on_device(device):
             env = make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)
     except (GpurlError, ImportError):
         raise

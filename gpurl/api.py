@@ -487,9 +487,8 @@ def evaluate_run(
         made = make_env(name, count, chosen, seed, **options)
     try:
         check_spaces(policy.algorithm, made, name)
-        with explain_own_errors(type(policy.algorithm)):
-            act, policy_state = policy.player(made.num_envs)
-            values = evaluate(act, made, episodes, policy_state, seed)
+        act, policy_state = policy.player(made.num_envs)
+        values = evaluate(act, made, episodes, policy_state, seed)
         return {"step": float(policy.step), **values}
     finally:
         if instance is None:

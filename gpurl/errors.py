@@ -6,6 +6,7 @@ import difflib
 import importlib.metadata
 import inspect
 import linecache
+import os
 import re
 import shlex
 import traceback
@@ -80,6 +81,10 @@ def visible(text: str, lines: bool = False) -> str:
     )
 
 
+class OwnCodeError(UsageError):
+    """An exception in an algorithm of the user's."""
+
+
 def first_line(text: object) -> str:
     """The first line of an error or a docstring; empty if there is none."""
     return next(iter(str(text).splitlines()), "")
@@ -108,7 +113,7 @@ def users_fault(error: BaseException, owner: type) -> tuple[str, str]:
     own = _users_classes(owner)
     if not own:
         return "", ""
-    ours, theirs = str(Path(__file__).parent), _files_of(own)
+    ours, theirs = f"{Path(__file__).parent}{os.sep}", _files_of(own)
     frames = traceback.extract_tb(error.__traceback__)
     # neither torch nor what a user's file imports says whose the call was
     known = [each for each in frames if each.filename in theirs or each.filename.startswith(ours)]

@@ -23,7 +23,8 @@ from gpurl.run.ensemble import ensemble_state, greedy_ensemble
 from gpurl.run.evaluator import Act, greedy_player
 from gpurl.run.load import Loaded, load_algorithm, load_members
 from gpurl.run.members import member_number
-from gpurl.run.setup import choose_device
+from gpurl.run.own_algorithm import explain_own_errors
+from gpurl.run.setup import named_device
 from gpurl.run.task_spaces import TaskSpaces
 
 Observations: TypeAlias = Any  # a number, an array, a tensor, or dicts and tuples of them
@@ -82,7 +83,8 @@ class Policy:
                 )
             if algorithm.num_state:  # the actor does not read privileged observations
                 batch = functional.pad(batch.flatten(1), (0, algorithm.num_state))
-        decision = algorithm.act(batch, policy_state, explore=not deterministic)
+        with explain_own_errors(type(algorithm)):
+            decision = algorithm.act(batch, policy_state, explore=not deterministic)
         self._policy_state = decision.policy_state
         return self._action(decision.action, is_single, obs)
 
@@ -165,7 +167,9 @@ class Policy:
 
     def player(self, num_envs: int) -> tuple[Act, PolicyState]:
         """(the greedy policy, its hidden state at the start of episodes), for evaluations."""
-        return greedy_player(self.algorithm, num_envs)
+        with explain_own_errors(type(self.algorithm)):
+            act, policy_state = greedy_player(self.algorithm, num_envs)
+        return explain_own_errors(type(self.algorithm))(act), policy_state
 
     def reset(self) -> None:
         """Empty the hidden state: the next observation begins an episode."""
@@ -298,7 +302,7 @@ def load(
     latest). device: auto, cpu, cuda or cuda:N. member: of a population, by default the best one in
     its evaluation; "all": an `Ensemble` of all members.
     """
-    device = str(choose_device(str(device)))
+    device = str(named_device(str(device)))
     check_torch_defaults(device)
     with on_device(torch.device(device)):
         if member == "all":

@@ -65,14 +65,23 @@ def use_triton(tensor: Tensor) -> bool:
     return choice == "triton"
 
 
-def check_device(device: torch.device) -> None:
-    """UsageError for a CUDA device that does not exist."""
+def find_device(name: torch.device | str) -> torch.device:
+    """The device called `name`; UsageError for what is none, or a CUDA device that does not
+    exist.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(
+            f"no device is called {name!r}; it must be auto, cpu, cuda or cuda:N"
+        ) from None
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         raise UsageError(
             f"device {device} does not exist: torch sees {count} CUDA devices; gpurl doctor says "
             f"why"
         )
+    return device
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -539,10 +539,12 @@ def plot(
     folders = tuple(each for each in folders if each.suffix != ".png" or each.is_dir())
     if len(folders) > 1 or (folders and by != "algorithm"):
         from gpurl.run.comparison import compare_runs, comparison_table, plot_comparison
+        from gpurl.run.plot import place_hint
 
         groups = compare_runs(folders, by)
         print(comparison_table(groups))
-        print(plot_comparison(groups, out or Path("comparison.png")))
+        with place_hint():
+            print(plot_comparison(groups, out or Path("comparison.png")))
         return 0
     if not folders:
         raise UsageError("gpurl plot draws one run, gpurl plot RUN, or several, gpurl plot RUN RUN")

@@ -47,7 +47,11 @@ def play_run(
     picture = out.absolute() if out else run_of(Path(path)) / EPISODE
     name, options = task_to_play(policy, env, env_options)
     made = make_env(name, 1, chosen, seed, **options)
-    check_spaces(policy.algorithm, made, name)
+    try:
+        check_spaces(policy.algorithm, made, name)
+    except UsageError:
+        made.close()
+        raise
     signals = signals_of(made)
     agents = made.num_agents
     obs, _ = made.reset(seed=seed)

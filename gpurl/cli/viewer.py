@@ -60,7 +60,11 @@ def view_run(
     except ImportError as error:
         raise UsageError(f"--viewer needs mjviser: {install_extra('viewer')} ({error})") from error
     made = make_env(name, 1, "cpu", seed, **picture_options(name, options))
-    check_spaces(policy.algorithm, made, name)
+    try:
+        check_spaces(policy.algorithm, made, name)
+    except UsageError:
+        made.close()
+        raise
     obs = reset_env(made, seed)
     server = viser.ViserServer(HOST, port, label="gpurl", verbose=False)
     try:

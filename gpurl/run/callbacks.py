@@ -119,7 +119,8 @@ class Callbacks:
         self.callbacks = check_callbacks(callbacks)
         self._said_false: set[tuple[type[Callback], str]] = set()
         for each in self.callbacks:
-            if all(getattr(type(each), hook) is getattr(Callback, hook) for hook in HOOKS):
+            functions = (getattr(getattr(each, hook), "__func__", None) for hook in HOOKS)
+            if all(function is getattr(Callback, name) for function, name in zip(functions, HOOKS)):
                 logging.getLogger("gpurl").warning(
                     "callback %s overrides none of %s: nothing calls it",
                     type(each).__name__,

@@ -73,8 +73,9 @@ class Group:
             dict(flat({name: each for name, each in run.settings.items() if name not in OF_RUNS}))
             for run in self.runs
         ]
-        names = dict.fromkeys(name for values in learned for name in values)
-        return [name for name in names if len({str(each.get(name)) for each in learned}) > 1]
+        # settings that all have: other versions may have others
+        names = [name for name in learned[0] if all(name in each for each in learned)]
+        return [name for name in names if len({str(each[name]) for each in learned}) > 1]
 
     def last_returns(self) -> list[float]:
         """[S] of the seeds, at the end."""

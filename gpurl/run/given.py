@@ -61,7 +61,12 @@ def _name_of_instance(env: object, instance: VecEnv) -> str:
     """The name of the class of `instance`; an adapter's tells no task, so the id of `env` or its
     class does.
     """
-    if type(instance) is not _adapter():
+    adapter = _adapter()
+    # a task by its name, as of `make_env`
+    task = getattr(instance, "task", "") if adapter in type(instance).__mro__ else ""
+    if task:
+        return f"{GIVEN}{task}"
+    if type(instance) is not adapter:
         return name_of_class(type(instance))
     if instance.spec is not None:
         return f"{GIVEN}{instance.spec.id}"

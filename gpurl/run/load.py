@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from gpurl.algorithms import make_algorithm
+from gpurl.algorithms import make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig
 from gpurl.algorithms.bc import BCConfig
 from gpurl.algorithms.symmetry import find_mirror
@@ -24,6 +24,7 @@ from gpurl.errors import CheckpointError
 from gpurl.run.best_members import best_weights
 from gpurl.run.init_from import take_parts
 from gpurl.run.members import choose_member, member_configs
+from gpurl.run.own_algorithm import explain_own_errors
 from gpurl.run.settings import build_algorithm_config
 from gpurl.run.task_spaces import TaskSpaces, read_task
 
@@ -116,15 +117,16 @@ def _loaded(
         population = settings.get("population", 1)
         chosen = choose_member(member, population, parts["trainer"])
         shared = build_algorithm_config(settings["algorithm"], settings)
-        algorithm = make_algorithm(
-            settings["algorithm"],
-            member_configs(shared, population, settings.get("member", {}))[chosen],
+        config = member_configs(shared, population, settings.get("member", {}))[chosen]
+        state_space = space_from_dict(meta["state_space"]) if meta["state_space"] else None
+        spaces = (
             space_from_dict(meta["observation_space"]),
             space_from_dict(meta["action_space"]),
-            num_envs,
-            device,
-            state_space=space_from_dict(meta["state_space"]) if meta["state_space"] else None,
         )
+        with explain_own_errors(resolve_algorithm(settings["algorithm"])):
+            algorithm = make_algorithm(
+                settings["algorithm"], config, *spaces, num_envs, device, state_space=state_space
+            )
         model = parts["model"] if population == 1 else parts["model"][str(chosen)]
         model, step = best_weights(bests, chosen) or (model, manifest["step"])
         algorithm.load_state_dict(model)

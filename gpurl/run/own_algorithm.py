@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpurl.algorithms.base import Algorithm
-from gpurl.errors import GpurlError, UsageError, users_fault
+from gpurl.errors import GpurlError, OwnCodeError, users_fault
 from gpurl.kernels.memory_errors import find_out_of_memory
 
 
 @contextmanager
 def explain_own_errors(algorithm: type[Algorithm]) -> Iterator[None]:
-    """A `with` block that turns what a class of the user's raised into a UsageError, with the
-    original error as its cause. Errors of gpurl itself pass unchanged.
+    """A `with` block, or a decorator, that turns what a class of the user's raised into an
+    OwnCodeError, with the original error as its cause. Errors of gpurl itself pass unchanged.
     """
     try:
         yield
@@ -19,7 +19,7 @@ def explain_own_errors(algorithm: type[Algorithm]) -> Iterator[None]:
         method, place = users_fault(error, algorithm)
         if not place or isinstance(error, GpurlError) or find_out_of_memory(error) is not None:
             raise
-        raise UsageError(
+        raise OwnCodeError(
             f"algorithm {algorithm.__name__}.{method} raised {type(error).__name__}: {error} "
             f"({place})"
         ) from error

@@ -2,6 +2,8 @@
 the command line win over them.
 """
 
+import math
+
 import torch
 
 from gpurl.algorithms import config_class, resolve_algorithm
@@ -476,24 +478,32 @@ def _on_few(values: Preset, of_twin: Preset, count: int | None) -> Preset:
     """The preset of a task for the same task elsewhere, on `count` environments; values: the preset
     of all tasks there.
     """
-    made_for, horizon = of_twin.get("num_envs"), of_twin.get("horizon")
+    made_for = of_twin.get("num_envs")
     if "updates" in of_twin:
         return of_twin  # `fit_updates` does the rest
     if count is None or not isinstance(made_for, int) or made_for > MAX_FEW:
         return values | {name: value for name, value in of_twin.items() if name not in SIZES}
-    assert isinstance(horizon, int)
     # rollouts of the same size
-    return values | of_twin | {"num_envs": count, "horizon": max(1, horizon * made_for // count)}
+    return values | of_twin | {"num_envs": count, "horizon": _horizon(of_twin, count)}
 
 
 def _with_whole_rollouts(values: Preset, num_envs: int) -> Preset:
     """A preset of few environments, for fewer: each plays more steps, so that a rollout stays as
     large. One of 32 steps of one environment would be minibatches of one row.
     """
-    made_for, horizon = values["num_envs"], values["horizon"]
+    made_for = values["num_envs"]
     assert isinstance(made_for, int)
-    assert isinstance(horizon, int)
-    return values | {"horizon": max(horizon, horizon * made_for // num_envs)}
+    return values if num_envs >= made_for else values | {"horizon": _horizon(values, num_envs)}
+
+
+def _horizon(values: Preset, num_envs: int) -> int:
+    """The horizon with which rollouts of `num_envs` environments are about as large as the
+    preset's, and divide into its minibatches.
+    """
+    sizes = [values[name] for name in ("num_envs", "horizon", "minibatches")]
+    made_for, horizon, minibatches = (size for size in sizes if isinstance(size, int))
+    step = minibatches // math.gcd(minibatches, num_envs)
+    return max(1, round(horizon * made_for / (num_envs * step))) * step
 
 
 def fit_updates(values: Preset, num_envs: int, policy_delay: int) -> Preset:

@@ -149,7 +149,11 @@ def _summary(entry: RunEntry, series: Series) -> str:
         rows.append(("training time", str(timedelta(seconds=round(seconds)))))
         if entry.steps and seconds > 0:
             # steps are those of one member of a population
-            members = {tag.split("/")[1] for tag in series if tag.startswith("members/")}
+            members = {
+                name
+                for part, _, rest in (tag.partition("/") for tag in series)
+                if part == "members" and (name := rest.partition("/")[0]).isdigit()
+            }
             speed = entry.steps * max(len(members), 1) / seconds
             rows.append(("environment steps/s", f"{speed:,.0f}"))
     return _table(rows)

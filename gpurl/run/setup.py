@@ -23,7 +23,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv, attribute_problems
 from gpurl.errors import EnvError, UsageError
 from gpurl.guards.guards import Guards
-from gpurl.kernels.backend import check_device
+from gpurl.kernels.backend import find_device
 from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.nn.encoders import describe_encoders
 from gpurl.nn.ranks import ALONE, Alone
@@ -336,22 +336,22 @@ def evaluation_env(
 
 
 def choose_device(name: str) -> torch.device:
+    """As `named_device`; a GPU becomes the current one, on which Triton launches."""
+    device = named_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def named_device(name: str) -> torch.device:
     """The torch device called `name`; auto is CUDA if there is a GPU. UsageError if it does not
     exist.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(
-            f"no device is called {name!r}; it must be auto, cpu, cuda or cuda:N"
-        ) from None
+    device = find_device(name)
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {name} is not supported; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return torch.device("cpu")  # without an index, as tensors have it
-    check_device(device)
-    device = torch.device("cuda", device.index or 0)  # with an index, as tensors have it
-    torch.cuda.set_device(device)  # Triton launches on the current device
-    return device
+    return torch.device("cuda", device.index or 0)  # with an index, as tensors have it

@@ -78,7 +78,7 @@ class Trainer:
         self.callbacks = Callbacks(callbacks)
         # what a controller outside of the simulator needs, and what a policy alone does
         env = engine.env.env if isinstance(engine.env, AppendPrivilegedState) else engine.env
-        self.told = {"deployment": deployment(env), **describe_task(env)}
+        self.env_facts = {"deployment": deployment(env), **describe_task(env)}
         # no command can make its environment: see `gpurl.resume`
         self.needs_env = is_of_session(settings.env)
         self.view = RunView(engine, folder)
@@ -321,7 +321,7 @@ class Trainer:
             self.engine,
             self.settings.to_dict(),
             run | self.evaluations.state_dict(),
-            self.told,
+            self.env_facts,
             self.env_state,
         )
         if len(self.engine.members) > 1:

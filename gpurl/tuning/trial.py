@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from gpurl.api import run
 from gpurl.checkpoints.folders import latest_checkpoint
-from gpurl.errors import GpurlError, UsageError
+from gpurl.errors import GpurlError, OwnCodeError, UsageError
 from gpurl.run.callbacks import RunView
 from gpurl.run.child import EndsWithParent, reports_of_child, send
 from gpurl.run.run_folder import lock_run
@@ -44,6 +44,9 @@ def train(job: Mapping[str, Any], answers: IO[str], reports: IO[str]) -> dict[st
             _wait_for_the_last_process(folder)
         resumed = folder if latest_checkpoint(folder) is not None else None
         finished = run(settings, resumed, job["command"], callbacks=[reporter])
+    except OwnCodeError as error:  # no settings that exclude each other
+        traceback.print_exc()
+        return {"error": str(error), "code": 1}
     except GpurlError as error:
         return {"error": str(error), "code": error.exit_code}
     except Exception as error:

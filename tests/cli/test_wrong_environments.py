@@ -884,6 +884,8 @@ def test_no_advice_for_a_run_where_there_is_none(
 def test_a_device_that_is_not_there_is_no_fault_of_the_environment() -> None:
     with pytest.raises(UsageError, match=r"device cuda:99 does not exist: torch sees \d+ CUDA dev"):
         make_env("cart_pole", 2, device="cuda:99")
+    with pytest.raises(UsageError, match="no device is called 'gpu'"):
+        make_env("cart_pole", 2, device="gpu")
 
 
 def test_names_in_the_wrong_order_are_told(capsys: pytest.CaptureFixture[str]) -> None:

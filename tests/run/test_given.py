@@ -215,6 +215,7 @@ def test_environments_of_gymnasium(kind: str, tmp_path: Path) -> None:
         (gymnasium.make_vec("CartPole-v1", 2, "sync"), "gymnasium:CartPole-v1"),
         (SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")]), "gymnasium:CartPole-v1"),
         (GymnasiumCpu(1, task="CartPole-v1"), "gymnasium:CartPole-v1"),
+        (make_env("CartPole-v1", 1), "gymnasium:CartPole-v1"),
         (gymnasium.wrappers.TimeLimit(CartPoleEnv(), 20), "gymnasium:CartPoleEnv"),
         (MyGym(1), f"{__name__}:MyGym"),
     ],

@@ -5,13 +5,14 @@ those of gpurl itself pass unchanged.
 import linecache
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import gpurl
 from gpurl.algorithms.ppo import PPO
+from gpurl.cli.main import main
 from gpurl.errors import EnvError, UsageError
 from tests.small_runs import SMALL, exit_code
 from tests.tiny_envs import RandomWalk
@@ -116,3 +117,34 @@ def test_a_call_that_a_method_does_not_take_names_the_method(tmp_path: Path) -> 
 
     with pytest.raises(EnvError, match=rf"NoSeed.reset .*\({re.escape(__file__)}:\d+: def reset"):
         gpurl.train("ppo", NoSeed(16), run_dir=str(tmp_path / "other"), **SHORT)
+
+
+class BreaksLater(PPO):
+    """Its `act` and its network can be broken after the training."""
+
+    breaks: ClassVar[str] = ""
+
+    def make_networks(self) -> None:
+        if self.breaks == "make_networks":
+            raise TypeError("no network today")
+        super().make_networks()
+
+    def act(self, *arguments: Any, **named: Any) -> Any:
+        if self.breaks == "act":
+            raise RuntimeError("no action today")
+        return super().act(*arguments, **named)
+
+
+@pytest.mark.parametrize("method", ["act", "make_networks"])
+def test_commands_on_a_run_name_the_line_too(
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = gpurl.train(BreaksLater, "pendulum", run_dir=str(tmp_path / "run"), **SHORT)
+    monkeypatch.setattr(BreaksLater, "breaks", method)
+    for command in ("eval", "play"):
+        assert main([command, str(run.folder), "--device", "cpu"]) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith(f"gpurl: algorithm BreaksLater.{method} raised "), command

@@ -225,6 +225,15 @@ def test_fewer_environments_play_more_steps() -> None:
     assert preset("ppo", "hopper", 256) == few
 
 
+@pytest.mark.parametrize("env", ["hopper", "swimmer", "gymnasium_cpu:Hopper-v5"])
+def test_rollouts_of_any_number_of_environments_divide_into_minibatches(env: str) -> None:
+    for num_envs in range(1, 65):
+        values = preset("ppo", env, num_envs)
+        rows = num_envs * values["horizon"]
+        assert rows % values["minibatches"] == 0, num_envs
+        assert rows >= 1024, num_envs
+
+
 def test_a_preset_follows_its_task_into_gymnasium() -> None:
     # with a replay buffer: the same, on fewer environments
     known = PRESETS["dqn", "cart_pole"]

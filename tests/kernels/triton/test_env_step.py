@@ -139,14 +139,27 @@ class Plain(Pendulum):
         """Nothing."""
 
 
+class Costly:
+    """A mixin that knows no base."""
+
+    def transition(self, *arguments: Any) -> Any:
+        next_state, reward, terminated = super().transition(*arguments)  # type: ignore[misc]
+        return next_state, torch.full_like(reward, -7.0), terminated
+
+
+class Mixed(Costly, Pendulum):
+    """Another way to override."""
+
+
 def test_a_subclass_is_stepped_by_its_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Triton functions of its base do not know them."""
     monkeypatch.setattr(backend, "choice", "triton")
     with no_host_syncs():
-        dear, plain = Dear(5, DEVICE), Plain(5, DEVICE)
-        for env in (dear, plain):
+        dear, mixed, plain = Dear(5, DEVICE), Mixed(5, DEVICE), Plain(5, DEVICE)
+        for env in (dear, mixed, plain):
             env.reset(seed=5)
-        assert dear.in_triton() is None
-        assert dear.triton_obstacle == "Dear.transition is not in Triton"
-        assert dear.step(torch.zeros(5, 1)).reward.tolist() == [-7.0] * 5
+        for env, owner in ((dear, "Dear"), (mixed, "Costly")):
+            assert env.in_triton() is None
+            assert env.triton_obstacle == f"{owner}.transition is not in Triton"
+            assert env.step(torch.zeros(5, 1)).reward.tolist() == [-7.0] * 5
         assert plain.in_triton() is not None
