@@ -1,8 +1,8 @@
 """Runs of one task in one picture."""
 
 import json
-import re
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
