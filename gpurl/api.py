@@ -539,6 +539,19 @@ def film(
     return made
 
 
+def make_env_for(
+    policy: Policy, name: str, device: torch.device, seed: int, options: Mapping[str, object]
+) -> VecEnv:
+    """One environment `name` for `policy`; UsageError if it has other spaces."""
+    made = make_env(name, 1, device, seed, **options)
+    try:
+        check_spaces(policy.algorithm, made, name)
+    except UsageError:
+        made.close()
+        raise
+    return made
+
+
 def check_spaces(algorithm: Algorithm, env: VecEnv, name: str) -> None:
     """UsageError if the policy cannot act in `env`."""
     pairs = (

@@ -50,7 +50,7 @@ OFF_POLICY = """\
 Mostly one update of 256 transitions for each environment step, as in the publications; of the
 others see the settings below. An update of FlashSAC, of two critics with residual blocks of 1,024
 units on 512 observations and the next ones, takes a free core of an AMD EPYC 0.32 s in float32 and,
-since it multiplies in bf16, 0.16 to 0.20 s there, two cores 0.23 and 0.10 s (commit 1d2c0b3):
+since it multiplies in bf16, 0.16 to 0.20 s there, two cores 0.23 and 0.10 s (commit d2f9539):
 90,000 updates for 100 k steps are three to eight hours, where SAC's took 17 minutes.
 """
 DISCRETE = """\

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from gpurl.algorithms.base import episode_ends
-from gpurl.api import check_spaces, film, task_to_play
+from gpurl.api import film, make_env_for, task_to_play
 from gpurl.cli.episode_plot import Episode, plot_episode, signals_of
-from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.policy import load
 from gpurl.run.display import counted
@@ -46,12 +45,7 @@ def play_run(
     # before the environment can change the directory
     picture = out.absolute() if out else run_of(Path(path)) / EPISODE
     name, options = task_to_play(policy, env, env_options)
-    made = make_env(name, 1, chosen, seed, **options)
-    try:
-        check_spaces(policy.algorithm, made, name)
-    except UsageError:
-        made.close()
-        raise
+    made = make_env_for(policy, name, chosen, seed, options)
     signals = signals_of(made)
     agents = made.num_agents
     obs, _ = made.reset(seed=seed)

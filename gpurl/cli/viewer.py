@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpurl.algorithms.base import episode_ends
-from gpurl.api import check_spaces, task_to_play
-from gpurl.envs.registry import make_env, picture_options, resolve_env
+from gpurl.api import make_env_for, task_to_play
+from gpurl.envs.registry import picture_options, resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError, install_extra
 from gpurl.guards.contract import reset_env, step_env
@@ -59,12 +59,7 @@ def view_run(
         from mjviser import ViserMujocoScene
     except ImportError as error:
         raise UsageError(f"--viewer needs mjviser: {install_extra('viewer')} ({error})") from error
-    made = make_env(name, 1, "cpu", seed, **picture_options(name, options))
-    try:
-        check_spaces(policy.algorithm, made, name)
-    except UsageError:
-        made.close()
-        raise
+    made = make_env_for(policy, name, policy.device, seed, picture_options(name, options))
     obs = reset_env(made, seed)
     server = viser.ViserServer(HOST, port, label="gpurl", verbose=False)
     try:

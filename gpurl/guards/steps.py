@@ -31,9 +31,9 @@ class StepGuard:
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         self.optimizers = algorithm.optimizers
-        # 0-d, False of buffers that are infinite from the start, such as a causal mask of -inf
-        self.began_finite = {
-            name: each.isfinite().all()
+        # 0-d, True of buffers that are infinite from the start, such as a causal mask of -inf
+        self.began_infinite = {
+            name: each.isinf().any()
             for name, each in algorithm.named_buffers()
             if each.is_floating_point()
         }
@@ -144,12 +144,12 @@ class StepGuard:
         tensors = {name: value for name, value in state.items() if value.is_floating_point()}
         if not tensors:
             return ""
-        is_good = [
-            value.isfinite().all() | ~self.began_finite[name]
-            if name in self.began_finite
-            else value.isfinite().all()
-            for name, value in tensors.items()
-        ]
+        is_good = []
+        for name, value in tensors.items():
+            good = value.isfinite().all()
+            if (may_be_infinite := self.began_infinite.get(name)) is not None:
+                good |= may_be_infinite & ~value.isnan().any()
+            is_good.append(good)
         named = zip(tensors.items(), torch.stack(is_good).tolist())
         return _describe_bad({name: value for (name, value), good in named if not good})
 

@@ -223,7 +223,7 @@ FEW_CONTINUOUS: Preset = {
 # of what a network sees. In other tasks small observations matter
 FEW_ANT = FEW_CONTINUOUS | {"normalize_obs_epsilon": 0.1}
 # what an action of Swimmer is worth shows over hundreds of steps: with 0.99 it stays at 50, with
-# 0.999 alone at 150. rl-zoo3's discounts, rate, epochs and noise, on rollouts of a quarter episode
+# 0.999 alone at 158. rl-zoo3's discounts, rate, epochs and noise, on rollouts of a quarter episode
 FEW_SWIMMER = FEW_CONTINUOUS | {
     "num_envs": 16,
     "horizon": 256,

@@ -11,6 +11,7 @@ import torch
 
 from gpurl.algorithms import algorithm_names
 from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.api import resume, train
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.cli.main import main
@@ -18,6 +19,7 @@ from gpurl.engine.cpu_ppo import PpoInC
 from gpurl.engine.statistics import to_host
 from gpurl.envs.registry import make_env
 from gpurl.errors import DivergedError, UsageError
+from gpurl.guards.steps import StepGuard
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.run.display import Display
 from gpurl.run.settings import make_settings
@@ -338,6 +340,20 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
         assert "the weights are not finite: target_critic." in trainer.save(display)
     _, manifest = load_checkpoint(tmp_path)
     assert manifest["step"] == trainer.steps - 32
+
+
+def test_buffers_may_be_infinite_from_the_start_and_never_nan() -> None:
+    env = make_env("cart_pole", 4)
+    spaces = env.single_observation_space, env.single_action_space
+    algorithm = PPO(PPOConfig(), *spaces, 4, torch.device("cpu"))
+    algorithm.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    algorithm.register_buffer("scale", torch.ones(1))
+    guard = StepGuard(algorithm)
+    assert guard.bad_weights() == ""
+    for name, bad in (("mask", torch.nan), ("scale", torch.inf)):
+        getattr(algorithm, name)[0] = bad
+        assert guard.bad_weights().startswith(f"{name} (")
+        getattr(algorithm, name)[0] = 1.0
 
 
 def test_returns_that_overflow_leave_the_running_scale_finite(tmp_path: Path) -> None:
