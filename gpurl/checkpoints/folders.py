@@ -7,6 +7,7 @@ and `format_version`, so that this version can name and refuse them. The checksu
 attacks: file contents are untrusted until they are decoded.
 """
 
+import ctypes
 import hashlib
 import json
 import logging
@@ -35,6 +36,7 @@ LOCK_SECONDS = 60.0
 STEP_FOLDER = re.compile(r"step_([0-9]{12,18})")
 PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 ZEROS = b"0" * 64
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux
 
 
 class Manifest(TypedDict):
@@ -88,11 +90,13 @@ def save_checkpoint(
             # the check comes first: it raises for a checkpoint of a newer format
             if not _is_intact(path) or overwrite:
                 _write_folder(path, step, parts, is_best)
-            _write_pointer(folder / "LATEST", path.name)
+            # BEST first: a run that is killed here resumes before this step and evaluates again. In
+            # the other order it would know a best return that BEST never named
             if is_best:
                 _write_pointer(folder / "BEST", path.name)
             elif drop_best:
                 (folder / "BEST").unlink(missing_ok=True)
+            _write_pointer(folder / "LATEST", path.name)
             _prune(folder, keep, old_latest, path)
     return path
 
@@ -240,8 +244,12 @@ def _write_folder(path: Path, step: int, parts: Parts, is_best: bool) -> None:
             was_best = _follow(best) == path
             if was_best and not is_best:
                 best.unlink()
-            path.rename(aside)
-        temporary.rename(path)
+            if _exchange(temporary, path):
+                temporary, aside = aside, temporary
+            else:
+                path.rename(aside)
+        if os.path.lexists(temporary):
+            temporary.rename(path)
         _fsync(path.parent)
     finally:
         # an error between the two renames: undo the first one
@@ -251,6 +259,17 @@ def _write_folder(path: Path, step: int, parts: Parts, is_best: bool) -> None:
                 _write_pointer(best, path.name)
         _remove(temporary)
         _remove(aside)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders in one step, so that a kill leaves none without its name; False where
+    the system or the file system cannot.
+    """
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    names = os.fsencode(first), os.fsencode(second)
+    return rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0
 
 
 def _write_pointer(pointer: Path, name: str) -> None:

@@ -208,7 +208,8 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
-        self.marks: list[tuple[str, Any]] = []
+        self.seconds: dict[str, float] = {}  # of each phase since the last `read`
+        self.marks: list[tuple[str, Any]] = []  # those that are not in it yet, and the newest
 
     def mark(self, phase: str) -> None:
         """Start `phase`, which ends the phase before. Waits if Python is more than a few
@@ -216,23 +217,32 @@ class Stopwatch:
         """
         if self.is_cuda:
             if len(self.marks) >= MARKS_AHEAD:
-                self.marks[-MARKS_AHEAD][1].synchronize()
+                self._add_first()
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self.marks.append((phase, event))
         else:
             self.marks.append((phase, time.perf_counter()))
+            if len(self.marks) > 1:
+                self._add_first()
 
     def read(self) -> dict[str, float]:
         """Seconds of each phase since the last `read`."""
-        if self.is_cuda and self.marks:
-            self.marks[-1][1].synchronize()
-        seconds: dict[str, float] = {}
-        for (phase, begin), (_, end) in zip(self.marks, self.marks[1:]):
-            duration = begin.elapsed_time(end) / 1000.0 if self.is_cuda else end - begin
-            seconds[phase] = seconds.get(phase, 0.0) + duration
-        self.marks = self.marks[-1:]
+        while len(self.marks) > 1:
+            self._add_first()
+        seconds, self.seconds = self.seconds, {}
         return seconds
+
+    def _add_first(self) -> None:
+        """Add the oldest phase; waits for its end."""
+        phase, begin = self.marks.pop(0)
+        end = self.marks[0][1]
+        if self.is_cuda:
+            end.synchronize()
+            duration = begin.elapsed_time(end) / 1000.0
+        else:
+            duration = end - begin
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + duration
 
 
 def to_host(metrics: dict[str, Tensor]) -> dict[str, float]:

@@ -343,9 +343,11 @@ class Evaluations:
         # of each member of a population, if this process played it
         self.newest_of_members: list[dict[str, float]] = []
         self.is_new = False  # whether the newest was played by this process
-        self.best_at = -1  # env step of the best return, if this process played it
         self.has_endless_episodes = False  # then there are no more evaluations
+        # the best return so far that is in a checkpoint, or of which one is to be written
         self.best_return = float("-inf")
+        self.best_at = -1  # its env step, if this process played it
+        self.saved_best_return = float("-inf")  # the best one that is in a checkpoint
         self.warnings: list[str] = []  # for the user, until somebody shows them
         self._player: Player | None = None
         self._lost: list[bool] = []  # of its policies, those of members that were lost
@@ -367,6 +369,10 @@ class Evaluations:
             return False
         expected = self.seconds + (self.next_seconds or 0.0)
         return not self.may_wait or expected <= MAX_SHARE * seconds
+
+    def was_missed(self, steps: int) -> bool:
+        """Whether an evaluation that does not wait should have been played by env step `steps`."""
+        return not self.may_wait and 0 < self.next_at <= steps
 
     def play(
         self,
@@ -432,10 +438,17 @@ class Evaluations:
         if len(policies) > 1:
             self.newest_of_members = [{**values, "at_step": steps} for values in each]
         self.is_new = True
+        # a better policy that no disk took is lost: a worse one than that may be the best
+        self.best_return = self.saved_best_return
         if values["eval/mean_reward"] > self.best_return:
             self.best_return = values["eval/mean_reward"]
             self.best_at = steps
         return values
+
+    def note_saved(self, steps: int) -> None:
+        """The policy at env step `steps` is in a checkpoint."""
+        if self.best_at == steps:
+            self.saved_best_return = self.best_return
 
     def _player_of(
         self,
@@ -468,13 +481,14 @@ class Evaluations:
             raise NonFiniteError(f"{text}; to skip such episodes and continue: {SKIP_COMMAND}")
         self.warnings.append(f"{text} and are skipped")
 
-    def state_dict(self) -> State:
-        """The newest values and the best return."""
-        return {"best_return": self.best_return, "evaluation": dict(self.newest)}
+    def state_dict(self, steps: int) -> State:
+        """The newest values, and the best return with that of env step `steps`."""
+        best = self.best_return if self.best_at == steps else self.saved_best_return
+        return {"best_return": best, "evaluation": dict(self.newest)}
 
-    def load_state_dict(self, state: State, steps: int) -> None:
-        """Continue from `state_dict()`, at env step `steps`."""
-        self.best_return = state["best_return"]
+    def load_state_dict(self, state: State) -> None:
+        """Continue from `state_dict()`."""
+        self.best_return = self.saved_best_return = state["best_return"]
         self.newest = dict(state["evaluation"])
         self.last_at = int(self.newest.get("at_step", -1))
-        self.next_at = (steps // self.every + 1) * self.every
+        self.next_at = (max(self.last_at, 0) // self.every + 1) * self.every

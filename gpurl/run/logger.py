@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import queue
+import re
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, Json, append_regular, edit_regular
 from gpurl.run.metric_help import METRIC_HELP
+from gpurl.run.run_folder import EVENT_FILES
 from gpurl.run.trackers.process import Trackers
 from gpurl.run.trackers.tracker import flat
 
@@ -32,6 +34,7 @@ CLOSE_SECONDS = 10.0  # the end of a training waits no longer for a network disk
 # what a line raises that the logger did not write
 FOREIGN = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 NON_FINITE = "time/non_finite_scalars"
+STAMP = re.compile(re.escape(EVENT_FILES) + r"(\d+(?:\.\d+)?)\.")  # seconds
 
 # Names that dashboards of other frameworks use, by style and native (Stable-Baselines3) tag; "-":
 # they log the negative
@@ -178,8 +181,12 @@ class _EventFile:
         self._purge_step = purge_step
         self._has_header = False
         self._described: set[str] = set()  # tags
-        # TensorBoard reads the files of a run in the order of their names: hence microseconds
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard reads the files of a run in the order of their names: hence microseconds, and
+        # no time before that of an earlier file, though a clock may have gone back
+        earlier = (STAMP.match(path.name) for path in folder.glob(f"{EVENT_FILES}*"))
+        stamps = [float(found[1]) + 1e-6 for found in earlier if found]
+        stamp = max([time.time(), *stamps])
+        name = f"{EVENT_FILES}{stamp:.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = _AppendFile(folder / name)
 
     def write_scalars(self, step: int, wall_time: float, values: dict[str, float]) -> None:

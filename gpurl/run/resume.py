@@ -17,7 +17,7 @@ from gpurl.errors import CheckpointError, GpurlError, UsageError
 from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.run.display import counted
 from gpurl.run.records import RECORDS, changed_sources
-from gpurl.run.settings import Settings
+from gpurl.run.settings import Settings, TrainConfig
 from gpurl.run.shards import is_ring, of_all_ranks, of_rank
 from gpurl.run.trackers.tracker import flat
 
@@ -68,7 +68,7 @@ def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
     """
     try:
         parts, notes = validate_for_resume(parts, settings, engine.algorithm)
-        _restore(engine, parts, settings.train.seed, settings.train.stagger)
+        _restore(engine, parts, settings.train)
     except GpurlError:
         raise
     except KeyError as error:
@@ -95,7 +95,7 @@ def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
     return run | {"is_other_task": is_other_task}
 
 
-def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
+def _restore(engine: Eager, parts: Parts, config: TrainConfig) -> None:
     members = {str(k): member for k, member in enumerate(engine.members)}
     names = ("model", "training", "replay")
     # of one agent, or of each member
@@ -108,10 +108,11 @@ def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
         member.algorithm.load_extra_state(states["training"][key])
     # the loop and its episodes; new episodes get another seed than the first ones had
     engine.load_state_dict(parts["trainer"])
+    engine.env.training_progress.fill_(min(engine.steps / config.total_steps, 1.0))
     if parts["env"]:
-        engine.load_episodes(parts["env"], parts["trainer"], seed)
+        engine.load_episodes(parts["env"], parts["trainer"], config.seed)
     else:
-        engine.begin(seed + engine.iteration, stagger)
+        engine.begin(config.seed + engine.iteration, config.stagger)
     # the replay buffer, whose newest episodes end if the environments start new ones
     engine.stored = 0
     for key, member in members.items():

@@ -112,6 +112,7 @@ class Trainer:
         config = self.settings.train
         notes = [begin_from_run(member.algorithm) for member in self.engine.members]
         self.engine.notes += notes[0]  # the same for all
+        self.env.training_progress.zero_()
         self.engine.begin(config.seed, config.stagger)
         check_same_weights(self.algorithm)
 
@@ -180,6 +181,11 @@ class Trainer:
                     f"{self.engine.name} would ignore it: {obstacle}; change it in a subclass"
                 )
             reason, _ = self._agree_on_end(stop, elapsed_before)
+            # an evaluation that a signal interrupted before the resume
+            was_missed = self.is_first and self.evaluations.was_missed(self.steps)
+            if not reason and any(self.ranks.any(was_missed)):
+                self._evaluate(reporter, stop, math.inf)
+                reason, _ = self._agree_on_end(stop, elapsed_before)
             while not reason:
                 metrics = self.iterate()
                 self.callbacks.call("after_iteration", self.view, metrics)
@@ -266,7 +272,8 @@ class Trainer:
         self.best_members.note(values, self.steps, self.engine.policies)
         self.saved_at = -1  # a checkpoint of this step that was written before knows nothing of it
         self.callbacks.call("after_evaluation", self.view, values)
-        if self.evaluations.best_at == self.steps:
+        # the first rank knows what the disk has
+        if any(self.ranks.any(self.is_first and self.evaluations.best_at == self.steps)):
             self.save(reporter.display)
 
     # ---- checkpoints ----
@@ -294,6 +301,7 @@ class Trainer:
                 parts = self.state()
                 if self.is_first:
                     self._write(parts)
+                    self.evaluations.note_saved(self.steps)
                 self.saved_at = self.steps
                 self.drops_best = False
             except (CheckpointError, MemoryError, torch.OutOfMemoryError) as error:
@@ -320,7 +328,7 @@ class Trainer:
         parts = checkpoint_parts(
             self.engine,
             self.settings.to_dict(),
-            run | self.evaluations.state_dict(),
+            run | self.evaluations.state_dict(self.steps),
             self.env_facts,
             self.env_state,
         )
@@ -340,7 +348,7 @@ class Trainer:
             run |= {"best_return": -math.inf}
         elif not self.drops_best:
             self.best_members.load_state_dict(parts.get("best", {}))
-        self.evaluations.load_state_dict(run, self.steps)
+        self.evaluations.load_state_dict(run)
         self.saved_at = -1 if in_new_folder else self.steps
         check_same_weights(self.algorithm)
 

@@ -81,7 +81,7 @@ class Videos(Callback):
         self.last_at = run.steps
 
     def _film(self, run: RunView) -> Film:
-        return greedy_film(
+        film = greedy_film(
             partial(greedy_player, run.algorithm),
             run.algorithm.device,
             self.settings.env,
@@ -89,3 +89,6 @@ class Videos(Callback):
             seed=EVAL_SEED,
             should_stop=run.should_stop,
         )
+        progress = min(run.steps / self.settings.train.total_steps, 1.0)
+        film.env.training_progress.fill_(progress)
+        return film

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurl.checkpoints import folders
 from gpurl.checkpoints.folders import best_checkpoint, save_checkpoint
 from gpurl.errors import CheckpointError
 from tests.small_checkpoints import entries, small_parts, step_of
@@ -58,6 +59,8 @@ def test_a_disk_that_refuses_at_any_moment_costs_nothing_older(
 def test_what_breaks_off_between_two_renames_puts_the_old_one_back(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where two folders cannot be exchanged in one step."""
+    monkeypatch.setattr(folders, "_exchange", lambda first, second: False)
     save_checkpoint(tmp_path, 1, small_parts(1))
     save_checkpoint(tmp_path, 2, small_parts(2), is_best=True)
     real = Path.rename
@@ -147,6 +150,75 @@ assert load() == 7
 
 
 # ---- kills ----
+
+
+def test_a_checkpoint_is_written_again_without_a_moment_without_one(tmp_path: Path) -> None:
+    """The only checkpoint; the process dies before its n-th change of the disk."""
+    out = run_script(
+        """
+from gpurl.checkpoints import folders
+seen = []
+for deadline in range(1000):
+    shutil.rmtree(folder)
+    save_checkpoint(folder, 1, {"other": {}, **parts(1)})
+    child = os.fork()
+    if child == 0:
+        calls = 0
+        def dying(function):
+            def call(*arguments, **keywords):
+                global calls
+                calls += 1
+                if calls > deadline:
+                    os._exit(9)
+                return function(*arguments, **keywords)
+            return call
+        for name in ("fsync", "rename", "replace", "unlink", "rmdir"):
+            setattr(os, name, dying(getattr(os, name)))
+        folders._exchange = dying(folders._exchange)
+        save_checkpoint(folder, 1, parts(1))
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    load()
+    seen.append("other" not in load_checkpoint(folder)[0])
+    if code == 0:
+        break
+    assert code == 9, code
+assert seen == sorted(seen), seen
+print(seen.count(False), seen.count(True))
+""",
+        tmp_path,
+    )
+    before, after = map(int, out.split())
+    assert before > 4
+    assert after > 4
+
+
+def test_a_kill_between_the_two_names_costs_no_best_policy(tmp_path: Path) -> None:
+    """A run that was killed there resumes with the best return that its BEST has."""
+    out = run_script(
+        """
+from gpurl.checkpoints import folders
+def of(step, best):
+    return {**parts(step), "trainer": {"best_return": best}}
+save_checkpoint(folder, 1, of(1, 10.0), is_best=True)
+child = os.fork()
+if child == 0:
+    real = folders._write_pointer
+    def dying(pointer, name):
+        real(pointer, name)
+        os._exit(9)
+    folders._write_pointer = dying
+    save_checkpoint(folder, 2, of(2, 50.0), is_best=True)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+resumed, manifest = load_checkpoint(folder)
+best, _ = load_checkpoint(folder, best=True)
+print(resumed["trainer"]["best_return"], best["trainer"]["best_return"])
+""",
+        tmp_path,
+    )
+    resumed, best = map(float, out.split())
+    assert best >= resumed
+    assert best == 50.0
 
 
 @pytest.mark.soak

@@ -1,5 +1,6 @@
 """Episode statistics: whose returns and lengths go into the means, and from when on."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.engine.statistics import EpisodeStatistics
+from gpurl.engine.statistics import EpisodeStatistics, Stopwatch
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.envs.vec_env import Timestep
 from gpurl.kernels.random import CounterRandom
@@ -155,6 +156,20 @@ def test_staggered_starts_are_not_short_episodes() -> None:
     assert len(means) == 4 * LIMIT - min(means)
     for mean in means.values():
         assert mean == pytest.approx(TRUE_MEAN, abs=TOLERANCE)
+
+
+def test_a_stopwatch_sums_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("gpurl.engine.statistics.time.perf_counter", lambda: float(next(clock)))
+    stopwatch = Stopwatch(torch.device("cpu"))
+    for _ in range(1000):
+        for phase in ("collect", "update", "other"):
+            stopwatch.mark(phase)
+    assert len(stopwatch.marks) == 1
+    assert stopwatch.read() == {"collect": 1000.0, "update": 1000.0, "other": 999.0}
+    # the phase that is not over belongs to the next interval
+    stopwatch.mark("collect")
+    assert stopwatch.read() == {"other": 1.0}
 
 
 def test_counts_of_failures_are_logged_from_the_first_on() -> None:

@@ -4,7 +4,7 @@ logged of them, on every path, is what one counts by hand.
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -28,7 +28,7 @@ from gpurl.errors import EnvError
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.callbacks import RunView
-from tests.small_runs import ITERATION, small_run
+from tests.small_runs import ITERATION, SMALL, small_run
 from tests.tiny_envs import RandomWalk
 
 
@@ -216,6 +216,29 @@ class StopAfterTwo(gpurl.Callback):
     def after_iteration(self, run: RunView, metrics: Any) -> None:
         if run.iteration == 2:
             run.stop()
+
+
+class Graded(RandomWalk):
+    """Notes the progress at which its episodes begin."""
+
+    seen: ClassVar[list[tuple[int, float]]] = []  # number of environments, progress
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        self.seen.append((rng.num_envs, round(float(self.training_progress), 3)))
+        return super().initial_state(rng)
+
+
+def test_the_first_episodes_begin_at_the_progress_of_the_run(tmp_path: Path) -> None:
+    num_envs = int(SMALL["num_envs"])
+    Graded.seen.clear()
+    changes: dict[str, Any] = {"env": f"{__name__}:Graded", "eval_episodes": 0}
+    small_run(tmp_path, 4, **changes, callbacks=[StopAfterTwo()])
+    # those that look at its shapes have another number of environments
+    assert next(seen for count, seen in Graded.seen if count == num_envs) == 0.0
+    # other environments: their episodes start anew
+    Graded.seen.clear()
+    gpurl.resume(tmp_path, num_envs=2 * num_envs)
+    assert next(seen for count, seen in Graded.seen if count == 2 * num_envs) == 0.5
 
 
 def test_the_progress_keeps_its_address() -> None:

@@ -21,15 +21,20 @@ from torch import Tensor
 
 from gpurl.algorithms.base import Metrics
 from gpurl.api import evaluate_run, resume, train
-from gpurl.checkpoints.folders import best_checkpoint, latest_checkpoint, load_checkpoint
+from gpurl.checkpoints.folders import (
+    best_checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from gpurl.cli.main import main
 from gpurl.cli.play import play_run
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.vec_env import Timestep
-from gpurl.errors import DivergedError, EnvError, NonFiniteError
+from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError
 from gpurl.guards.finite import FiniteGuard
 from gpurl.run.callbacks import Callback, RunView
-from gpurl.run.evaluator import Stopped, evaluate
+from gpurl.run.evaluator import Player, Stopped, evaluate
 from tests.numpy_envs import Tour
 from tests.small_runs import ITERATION, SMALL, small_run, start
 from tests.tiny_envs import Endless, RandomWalk
@@ -280,6 +285,60 @@ def test_a_signal_in_an_evaluation_ends_the_run(
         small_run(tmp_path / "run", total, env="tests.tiny_envs:Endless", eval_every=ITERATION)
     assert len(steps_of_evaluation) >= 20
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] >= ITERATION
+
+
+def test_an_evaluation_that_a_signal_interrupted_is_played_after_the_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {"env": "cart_pole", "eval_every": ITERATION, "eval_episodes": 2}
+    small_run(tmp_path / "whole", 4, **changes)
+    begin, begun = Player._begin, []
+
+    def begin_and_signal(player: Player, seed: int) -> None:
+        begun.append(seed)
+        if len(begun) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        begin(player, seed)
+
+    monkeypatch.setattr(Player, "_begin", begin_and_signal)
+    with pytest.raises(KeyboardInterrupt):
+        small_run(tmp_path / "parts", 4, **changes)
+    resume(tmp_path / "parts")
+    assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
+    assert [step for step, _ in evaluations(tmp_path / "parts")] == [
+        n * ITERATION for n in (1, 2, 3, 4)
+    ]
+
+
+def evaluations(folder: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [
+        (line["step"], line["eval/mean_reward"]) for line in lines if "eval/mean_reward" in line
+    ]
+
+
+def test_a_best_policy_that_no_disk_took_is_not_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Returns of 10, 50, 30, 20, of which the second could not be saved."""
+    returns = iter((10.0, 50.0, 30.0, 20.0))
+
+    def play_each(*_: object, **__: object) -> list[dict[str, float]]:
+        mean = next(returns)
+        return [{"eval/mean_reward": mean, "eval/std_reward": 0.0, "eval/episodes": 1.0}]
+
+    def save(folder: Path, step: int, *arguments: Any, **keywords: Any) -> Path:
+        if step == 2 * ITERATION:
+            raise CheckpointError("cannot save: No space left on device")
+        return save_checkpoint(folder, step, *arguments, **keywords)
+
+    monkeypatch.setattr("gpurl.run.evaluator.Player.play_each", play_each)
+    monkeypatch.setattr("gpurl.run.trainer.save_checkpoint", save)
+    small_run(tmp_path, 4, eval_every=ITERATION, save_every="1i")
+    best, _ = load_checkpoint(tmp_path, best=True)
+    latest, _ = load_checkpoint(tmp_path)
+    assert best["trainer"]["steps"] == 3 * ITERATION
+    assert best["trainer"]["best_return"] == latest["trainer"]["best_return"] == 30.0
 
 
 def test_an_error_in_the_last_evaluation_loses_nothing(

@@ -218,6 +218,21 @@ def test_resume_cuts_what_the_killed_run_wrote_after_its_checkpoint(
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
 
 
+def test_a_clock_that_went_back_keeps_the_order_of_event_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Logger(tmp_path)
+    for step in (1, 2, 3):
+        before.write(step, {"train/loss": float(step)})
+    before.close()
+    now = time.time
+    monkeypatch.setattr("gpurl.run.logger.time.time", lambda: now() - 3600.0)
+    after = Logger(tmp_path, start_step=1)
+    after.write(2, {"train/loss": 20.0})
+    after.close()
+    assert curve(tmp_path, "train/loss") == [(1, 1.0), (2, 20.0)]
+
+
 def test_a_cut_half_line_goes(tmp_path: Path) -> None:
     logger = Logger(tmp_path)
     logger.write(100, {"train/loss": 1.0})

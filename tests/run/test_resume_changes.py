@@ -22,7 +22,7 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.run.callbacks import Callback, RunView
 from gpurl.run.resume import _restore
 from gpurl.run.run_folder import LOCK_SECONDS, create_run_folder, lock_run
-from gpurl.run.settings import make_settings, merge
+from gpurl.run.settings import TrainConfig, make_settings, merge
 from tests.small_runs import small_settings
 
 SHORT = {"max_episode_steps": 8}
@@ -265,11 +265,12 @@ def test_stored_are_the_steps_of_the_member_that_has_most() -> None:
     members = [Mock(), Mock()]
     for member, stored in zip(members, (64, 8)):
         member.algorithm.load_replay_state.return_value = stored
-    engine = Mock(members=members, ranks=Mock(count=2), iteration=3)
+    engine = Mock(members=members, ranks=Mock(count=2), iteration=3, steps=8)
     of_each: dict[str, Any] = {"0": {}, "1": {}}
     parts = dict.fromkeys(("model", "training", "replay"), of_each) | {"trainer": {}, "env": {}}
-    _restore(engine, parts, seed=0, stagger=True)
+    _restore(engine, parts, TrainConfig(seed=0, stagger=True, total_steps=32))
     assert engine.stored == 128
+    engine.env.training_progress.fill_.assert_called_once_with(0.25)
     # the simulator had no state: episodes begin anew
     engine.begin.assert_called_once_with(3, True)
     for member in members:
