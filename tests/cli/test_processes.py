@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.launcher.api import LaunchConfig
 
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
-from gpurl.cli.processes import _report
+from gpurl.cli.processes import _report, train_on
+from gpurl.run.settings import make_settings
 from tests.small_runs import exit_code, start
 
 WORDS = [
@@ -59,6 +62,21 @@ def wait_until_saved(launcher: "subprocess.Popen[str]", run: Path, steps: int) -
             return int(latest.name.split("_")[1])
         time.sleep(0.1)
     raise AssertionError(f"no checkpoint of {steps} steps")
+
+
+def test_after_a_signal_ranks_have_time_to_finish_an_iteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[LaunchConfig] = []
+
+    def launch(config: LaunchConfig, entry: str) -> Callable[..., None]:
+        launched.append(config)
+        return lambda *words: None
+
+    monkeypatch.setattr("gpurl.cli.processes.elastic_launch", launch)
+    settings = make_settings("ppo", "pendulum", device="cpu", rank_timeout=700.0)
+    assert train_on(2, 0, settings, None, []) == 0
+    assert launched[0].shutdown_timeout == 700
 
 
 def test_a_killed_rank_is_started_again_and_a_signal_ends_all(tmp_path: Path) -> None:
