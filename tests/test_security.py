@@ -5,6 +5,7 @@ with its code, not a crash.
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import time
@@ -741,3 +742,48 @@ def test_the_worker_is_a_process_of_its_own_and_its_end_is_told(
         CheckpointError, match="was ended by signal 9, as of a process that goes over its limits"
     ):
         read_foreign(tmp_path / "x.pt")
+
+
+def test_the_worker_is_limited_by_the_size_of_its_file(tmp_path: Path) -> None:
+    path, size = tmp_path / "x.pt", 100 << 20
+    with path.open("wb") as file:
+        file.truncate(size)
+
+    def limits(source: str) -> dict[str, torch.Tensor]:
+        names = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_CORE")
+        return {name: torch.tensor(resource.getrlimit(getattr(resource, name))) for name in names}
+
+    with patch("gpurl.cli.convert.worker.read", limits):
+        found = {name: value.tolist() for name, value in read_foreign(path).tensors.items()}
+    # weights and what may be unpacked: 4 times the file, and 64 MiB
+    allowed = 4 * size + (64 << 20)
+    soft, hard = found.pop("RLIMIT_AS")
+    assert 3 * allowed < soft == hard
+    assert found == {
+        "RLIMIT_CPU": [70] * 2,
+        "RLIMIT_FSIZE": [2 * allowed] * 2,
+        "RLIMIT_CORE": [0] * 2,
+    }
+    # zeros that nothing touches: without a limit they would take no memory either
+    with (
+        patch("gpurl.cli.convert.worker.read", lambda source: bytes(4 << 30)),
+        pytest.raises(CheckpointError, match="takes more memory than a file of its size should"),
+    ):
+        read_foreign(path)
+
+
+def test_a_worker_that_takes_too_long_is_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with (tmp_path / "x.pt").open("wb") as file:
+        file.truncate(100 << 20)
+
+    def late(words: Words, **options: Any) -> None:
+        raise subprocess.TimeoutExpired(words, options["timeout"])
+
+    with (
+        patch("gpurl.cli.convert.tensors.run_worker", run_worker),
+        patch("subprocess.run", late),
+    ):
+        assert exit_code(["convert", str(tmp_path / "x.pt")]) == 5
+    assert "x.pt is refused: reading it took more than 140 seconds" in capsys.readouterr().err

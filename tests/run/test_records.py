@@ -105,6 +105,17 @@ def test_what_is_left_out_is_said(
     assert not (record / "untracked").exists()
 
 
+def test_all_files_together_have_a_limit(
+    code: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_FILES_BYTES", 150)
+    for name in ("a.py", "b.py"):
+        (code / name).write_text("x" * 100)
+    record = write_record(run)
+    assert about(record)["untracked left out"] == ["b.py: too large"]
+    assert [path.name for path in (record / "untracked").iterdir()] == ["a.py"]
+
+
 def test_all_packages_have_their_version(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     record = write_record(run)

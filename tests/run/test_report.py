@@ -182,6 +182,27 @@ def test_the_newest_video_is_shown_and_a_wrong_one_is_refused(run: Path, tmp_pat
             write_report(run, video=path)
 
 
+@pytest.mark.timeout(60)
+def test_a_video_that_is_too_large_or_has_no_end_is_not_shown(run: Path, tmp_path: Path) -> None:
+    large, pipe = tmp_path / "large.mp4", tmp_path / "pipe.mp4"
+    with large.open("wb") as file:
+        file.truncate((32 << 20) + 1)
+    os.mkfifo(pipe)
+    for path, reason in (
+        (large, "it has more than 33554432 bytes"),
+        (pipe, "it is no regular file"),
+    ):
+        with pytest.raises(UsageError, match=f"cannot show .*{path.name}: {reason}"):
+            write_report(run, video=path)
+    # those of the run
+    (run / "videos").mkdir()
+    pipe.rename(run / "videos" / "pipe.mp4")
+    assert "None yet: gpurl play" in text_of(write_report(run))
+    large.rename(run / "videos" / "large.mp4")
+    reason = "large.mp4 is not shown: it has more than 33554432 bytes"
+    assert reason in text_of(write_report(run))
+
+
 def test_many_metrics_are_cut_with_a_note_and_nan_is_no_error(run: Path) -> None:
     values = {f"env/number_{index:03}": float(index) for index in range(MAX_PANELS)}
     with (run / "metrics.jsonl").open("a") as file:

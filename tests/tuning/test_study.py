@@ -222,6 +222,16 @@ def test_an_unreadable_storage(ending: str, content: bytes, tmp_path: Path) -> N
     assert path.read_bytes() == content
 
 
+@BOTH
+def test_a_storage_that_is_too_large(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"own.{ending}"
+    with path.open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    for open_ in (opened, load_tuning):
+        with pytest.raises(UsageError, match="has 268435457 bytes, more than 268435456"):
+            open_(path)
+
+
 def test_places_that_are_no_storage(tmp_path: Path) -> None:
     (tmp_path / "folder.journal").mkdir()
     (tmp_path / "link.db").symlink_to(tmp_path / "other.db")
