@@ -165,7 +165,8 @@ def _of_instance(instance: VecEnv | None, settings: Mapping[str, object]) -> dic
 
 def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
     """(algorithm, env, all other settings) of the run in `folder`, or of a checkpoint; UsageError
-    if it is none or another process trains in it, CheckpointError if it has no checkpoint.
+    if it is none, has no checkpoint or another process trains in it, CheckpointError if it is
+    damaged.
     """
     check_exists(folder)
     if is_checkpoint(folder):

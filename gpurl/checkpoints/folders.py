@@ -53,6 +53,12 @@ class _NewerFormatError(CheckpointError):
     """An intact checkpoint of a later gpurl: an older one must not replace it."""
 
 
+class _NoCheckpointError(UsageError, CheckpointError):
+    """A folder without any checkpoint: wrong use for a command. Who goes on without a damaged one
+    goes on without this one too.
+    """
+
+
 def save_checkpoint(
     folder: Path,
     step: int,
@@ -114,7 +120,8 @@ def load_checkpoint(
     A folder gives the checkpoint that LATEST names (with `best` the one that BEST names, if any),
     else its newest intact checkpoint, with a warning unless `quiet`. Checkpoints beyond LATEST come
     last: they may be of a training that a resume from an older checkpoint replaced. A checkpoint
-    given directly must be intact. CheckpointError in all other cases.
+    given directly must be intact. CheckpointError in all other cases, which is a UsageError too for
+    a folder without any checkpoint.
 
     without: large parts that are not needed, such as the replay buffer; they come as {}, and may be
     damaged.
@@ -145,7 +152,8 @@ def load_checkpoint(
             text = "; ".join(problems)
             logging.getLogger("gpurl").warning("loaded %s instead: %s", candidate, text)
         return loaded
-    raise CheckpointError(
+    kind = CheckpointError if problems or not path.is_dir() else _NoCheckpointError
+    raise kind(
         f"no checkpoint to load in {path}: "
         f"{'; '.join(problems) or 'no folder step_* there or in its checkpoints/'}"
     )

@@ -45,7 +45,7 @@ def export_run(
 
     The file is loaded again and compared with `gpurl.load(path).act`. UsageError if they differ,
     for an unknown format or another one's suffix, a missing package, an operation that the format
-    lacks, and a file that cannot be written; CheckpointError without a checkpoint.
+    lacks, and a file that cannot be written, and without a checkpoint.
     """
     export_format = _format_of(export_format, out)
     kind, path = FORMATS[export_format], Path(path)

@@ -170,7 +170,7 @@ def _load_named(
     try:
         loaded = load_algorithm(path, str(device), num_envs)
     except CheckpointError as error:
-        raise CheckpointError(
+        raise type(error)(
             f"{option} {path} gives no policy: {error}; a run has one from its first checkpoint on"
         ) from error
     return loaded.algorithm, loaded.step

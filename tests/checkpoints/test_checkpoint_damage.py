@@ -157,9 +157,19 @@ def test_a_renamed_checkpoint_loads_by_its_new_name(tmp_path: Path) -> None:
 
 
 def test_nothing_to_load_says_where_it_looked(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent", tmp_path / "step_000000000001"):
-        with pytest.raises(CheckpointError, match=str(path)):
+    (tmp_path / "file.pt").write_bytes(b"of another program")
+    (tmp_path / "damaged" / "checkpoints" / "step_000000000001").mkdir(parents=True)
+    # only a folder without any checkpoint is wrong use
+    for path, code in (
+        (tmp_path, 2),
+        (tmp_path / "absent", 5),
+        (tmp_path / "step_000000000001", 5),
+        (tmp_path / "file.pt", 5),
+        (tmp_path / "damaged", 5),
+    ):
+        with pytest.raises(CheckpointError, match=str(path)) as error:
             load_checkpoint(path)
+        assert error.value.exit_code == code
 
 
 def test_newer_format_is_refused_by_name_and_never_skipped_or_replaced(tmp_path: Path) -> None:

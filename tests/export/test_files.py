@@ -18,7 +18,7 @@ import gpurl
 from gpurl.api import train
 from gpurl.cli.main import main
 from gpurl.envs.numpy.spaces import make_encoder
-from gpurl.errors import CheckpointError, UsageError
+from gpurl.errors import UsageError
 from gpurl.export.run import export_run
 from gpurl.nn.acting import Normalize
 from tests.export.runs import OWN, make_run
@@ -222,7 +222,7 @@ def test_one_sentence_for_each_mistake(
 ) -> None:
     with pytest.raises(UsageError, match="there is no format 'onyx'; did you mean onnx"):
         export_run(run, "onyx")
-    with pytest.raises(CheckpointError, match="no checkpoint to load in"):
+    with pytest.raises(UsageError, match="no checkpoint to load in"):
         export_run(tmp_path)
     with pytest.raises(UsageError, match="is a folder: name a file in it"):
         export_run(run, "onnx", tmp_path)

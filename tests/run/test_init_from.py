@@ -390,8 +390,10 @@ def test_bad_runs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(UsageError, match="nowhere does not exist: give the folder of a run"):
         successor("ppo", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="empty gives no policy: no checkpoint to load"):
+    with pytest.raises(UsageError, match="empty gives no policy: no checkpoint to load"):
         successor("ppo", tmp_path / "empty")
+    for command in ("eval", "play", "export"):
+        assert main([command, str(tmp_path / "empty")]) == 2
     folder = small_ppo(tmp_path / "first")
     newest = max((folder / "checkpoints").glob("step_*"))
     (newest / "model.safetensors").write_bytes(b"damaged")

@@ -253,7 +253,7 @@ def test_another_process_is_named_and_its_death_frees_the_lock(tmp_path: Path) -
         holder.communicate()
     with lock_run(tmp_path):
         assert f"process {os.getpid()} " in (tmp_path / "run.pid").read_text()
-    with pytest.raises(CheckpointError, match="no checkpoint to load"):
+    with pytest.raises(UsageError, match="no checkpoint to load"):
         gpurl.resume(tmp_path)
 
 
