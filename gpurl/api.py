@@ -238,7 +238,8 @@ def run(
         is_first = ranks.index == 0
         if ranks.count > 1:
             _check_for_ranks(ranks, env)
-            resume_from = folder_to_resume(resume_from, chosen)
+        if ranks.count > 1 or config.requeue:
+            resume_from = folder_to_resume(resume_from, chosen, config.requeue)
         is_new = resume_from is None or is_checkpoint(resume_from)
         settings_here = settings_of_rank(settings, ranks)
         cleanup.enter_context(deterministic(config.deterministic))

@@ -49,7 +49,7 @@ def main() -> int:
     job = json.loads(sys.stdin.readline())
     try:
         callbacks = [*make_callbacks(job["callbacks"]), Steps(sys.stdin, reports)]
-        settings = make_settings(**job["settings"], run_dir=job["run_dir"])
+        settings = make_settings(**job["settings"], **job["place"])
         one = run(settings, command=job["command"], callbacks=callbacks, is_quiet=True)
     except GpurlError as error:
         send(reports, {"error": str(error), "is_usage": isinstance(error, UsageError)})
@@ -74,7 +74,8 @@ class Training:
             self.child = Child("gpurl.runs_beside:main", self, messages)
         except OSError as error:
             raise GpurlError(f"cannot begin seed {self.seed}: {error}") from error
-        job |= {"settings": settings.to_dict(), "run_dir": settings.train.run_dir}
+        place = {"run_dir": settings.train.run_dir, "requeue": settings.train.requeue}
+        job |= {"settings": settings.to_dict(), "place": place}
         self.child.send(json.dumps(job))
 
     def receive(self, message: dict[str, Any]) -> None:

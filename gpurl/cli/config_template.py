@@ -14,7 +14,7 @@ from gpurl.run.config_file import as_yaml
 from gpurl.run.settings import Settings, TrainConfig
 
 WIDTH = 100
-NOT_IN_FILES = ("run_dir",)  # a file serves many runs
+NOT_IN_FILES = ("run_dir", "requeue")  # a file serves many runs
 
 
 def config_template(settings: Settings) -> str:

@@ -26,7 +26,7 @@ MAX_OWN_OPTIONS = 8  # of a task, on the short page
 GROUPS = {
     "Logging and checkpoints": (
         *("save_every", "keep_checkpoints", "log_every", "tag_style", "root", "run_dir", "quiet"),
-        *("eval_every", "eval_episodes", "video_every", "track", "project"),
+        *("requeue", "eval_every", "eval_episodes", "video_every", "track", "project"),
     ),
     "Hardware": (
         *("device", "threads", "precision", "graph", "rollout", "update", "stack", "asynchronous"),

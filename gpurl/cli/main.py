@@ -29,6 +29,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train ALGORITHM ENV [settings]          train; --help shows the settings, --help-all all
   gpurl train --resume RUN [settings]           continue a run
         (RUN/checkpoints/step_X --run-dir NEW)  or an earlier checkpoint, as a new run
+  gpurl train ... --run-dir RUN --requeue       begin a run, and continue it by the same command
   gpurl train ... --callback MODULE:CLASS       with your own callback
   gpurl train ... --seeds 5                     five seeds, and their mean
   gpurl train ... --seeds 5 --jobs 1            a run of its own for each seed

@@ -181,16 +181,18 @@ def device_of_rank(name: str, ranks: Alone) -> str:
     return f"cuda:{local_index()}"
 
 
-def folder_to_resume(resume_from: Path | None, run_dir: str | None) -> Path | None:
-    """What to continue: that of `--resume`, or, where torchrun has started the processes again, the
-    run in `run_dir`, if it has come to a checkpoint.
+def folder_to_resume(
+    resume_from: Path | None, run_dir: str | None, requeue: bool = False
+) -> Path | None:
+    """What to continue: that of `--resume`, or, with `--requeue` and where torchrun has started the
+    processes again, the run in `run_dir`, if it has come to a checkpoint.
     """
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     check_restarts(restarts, resume_from, run_dir)
-    if run_dir is None or not attempt():
+    if run_dir is None or not (requeue or attempt()):
         return resume_from
     folder = Path(run_dir).expanduser()
-    return folder if list_checkpoints(folder) else resume_from
+    return folder if list_checkpoints(folder / "checkpoints") else resume_from
 
 
 def check_restarts(restarts: int, resume_from: Path | None, run_dir: str | None) -> None:

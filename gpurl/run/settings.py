@@ -187,6 +187,10 @@ class TrainConfig:
     """Folder that holds the run folders."""
     run_dir: str | None = None
     """The run folder; by default ROOT/env/algorithm/time_seed."""
+    requeue: bool = False
+    """Continue the run in run_dir if it has a checkpoint, else begin it: for a command that is
+    started again, as by Slurm's requeue or on a machine that may be taken away.
+    """
     quiet: bool = False
     """Print nothing but warnings and errors."""
 
@@ -215,6 +219,10 @@ class TrainConfig:
             )
         if self.threads is not None and self.threads > MAX_THREADS:
             raise UsageError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
+        if self.requeue and self.run_dir is None:
+            raise UsageError(
+                "--requeue needs --run-dir FOLDER, in which the same command finds its run"
+            )
         parse_interval(self.save_every)
         check_trackers(self.track)
 
@@ -299,8 +307,8 @@ class Settings:
         return member_configs(self.algorithm_config, self.train.population, self.member)
 
     def to_dict(self) -> dict[str, Json]:
-        """Plain nested values, as written to config.yaml, without the run's folder;
-        `make_settings(**...)` reads them back.
+        """Plain nested values, as written to config.yaml, without the run's folder and whether to
+        continue what is there; `make_settings(**...)` reads them back.
         """
         values = {
             "algorithm": self.algorithm,
@@ -311,7 +319,7 @@ class Settings:
             **dataclasses.asdict(self.train),
             **dataclasses.asdict(self.algorithm_config),
         }
-        del values["run_dir"]
+        del values["run_dir"], values["requeue"]
         return {name: _tuples_to_lists(value) for name, value in values.items()}
 
 
