@@ -7,6 +7,7 @@ import math
 import torch
 
 from gpurl.algorithms import config_class, resolve_algorithm
+from gpurl.algorithms.off_policy import OffPolicyConfig
 from gpurl.checkpoints.plain_files import Json
 from gpurl.errors import UsageError, did_you_mean
 
@@ -436,14 +437,15 @@ def preset(
         # on as many environments as a CPU steps in numpy
         default = values.get("num_envs")
         count = count or (default if isinstance(default, int) else None)
-        values = _on_few(values, _known(algorithm, twin, is_few=True), count)
+        values = _on_few(algorithm, values, _known(algorithm, twin, is_few=True), count)
     if count is None:
         return values
     if "updates" not in values:
         has_few = is_few and (algorithm, env) in FEW_PRESETS
-        return _with_whole_rollouts(values, count) if has_few else values
+        return _with_whole_rollouts(algorithm, values, count) if has_few else values
     config = config_class(resolve_algorithm(algorithm))
-    return fit_updates(values, count, getattr(config, "policy_delay", 1))
+    assert issubclass(config, OffPolicyConfig)
+    return fit_updates(values, count, getattr(config, "policy_delay", 1), config.replay_size)
 
 
 def _named(algorithm: str, name: object) -> Preset:
@@ -474,7 +476,7 @@ def _known(algorithm: str, *names: str, is_few: bool) -> Preset:
     return values
 
 
-def _on_few(values: Preset, of_twin: Preset, count: int | None) -> Preset:
+def _on_few(algorithm: str, values: Preset, of_twin: Preset, count: int | None) -> Preset:
     """The preset of a task for the same task elsewhere, on `count` environments; values: the preset
     of all tasks there.
     """
@@ -484,37 +486,43 @@ def _on_few(values: Preset, of_twin: Preset, count: int | None) -> Preset:
     if count is None or not isinstance(made_for, int) or made_for > MAX_FEW:
         return values | {name: value for name, value in of_twin.items() if name not in SIZES}
     # rollouts of the same size
-    return values | of_twin | {"num_envs": count, "horizon": _horizon(of_twin, count)}
+    values = values | of_twin
+    return values | {"num_envs": count, "horizon": _horizon(algorithm, values, count)}
 
 
-def _with_whole_rollouts(values: Preset, num_envs: int) -> Preset:
+def _with_whole_rollouts(algorithm: str, values: Preset, num_envs: int) -> Preset:
     """A preset of few environments, for fewer: each plays more steps, so that a rollout stays as
     large. One of 32 steps of one environment would be minibatches of one row.
     """
     made_for = values["num_envs"]
     assert isinstance(made_for, int)
-    return values if num_envs >= made_for else values | {"horizon": _horizon(values, num_envs)}
+    if num_envs >= made_for:
+        return values
+    return values | {"horizon": _horizon(algorithm, values, num_envs)}
 
 
-def _horizon(values: Preset, num_envs: int) -> int:
+def _horizon(algorithm: str, values: Preset, num_envs: int) -> int:
     """The horizon with which rollouts of `num_envs` environments are about as large as the
-    preset's, and divide into its minibatches.
+    preset's, and divide into its minibatches; what the preset leaves out is the algorithm's.
     """
-    sizes = [values[name] for name in ("num_envs", "horizon", "minibatches")]
+    config = config_class(resolve_algorithm(algorithm))
+    defaults = {name: getattr(config, name) for name in ("horizon", "minibatches")}
+    sizes = [(defaults | values)[name] for name in ("num_envs", "horizon", "minibatches")]
     made_for, horizon, minibatches = (size for size in sizes if isinstance(size, int))
     step = minibatches // math.gcd(minibatches, num_envs)
     return max(1, round(horizon * made_for / (num_envs * step))) * step
 
 
-def fit_updates(values: Preset, num_envs: int, policy_delay: int) -> Preset:
+def fit_updates(values: Preset, num_envs: int, policy_delay: int, replay_size: int) -> Preset:
     """A preset with `updates`, for another number of environments: with as many updates in all.
 
     With fewer environments, or where the preset has an update for each step of an environment, the
     updates after a step change with their number; if that would be less than one update of the
     actor, there are more steps between updates. With more environments the steps of each stay the
-    same, and there are more in all.
+    same, and there are more in all, also before the first update, as far as the replay buffer holds
+    them.
 
-    policy_delay: that of the algorithm, if the preset has none.
+    policy_delay, replay_size: those of the algorithm, if the preset has none.
     """
     made_for, updates = values.get("num_envs"), values.get("updates")
     if not isinstance(made_for, int) or not isinstance(updates, int) or num_envs == made_for:
@@ -532,7 +540,10 @@ def fit_updates(values: Preset, num_envs: int, policy_delay: int) -> Preset:
     for name in ("total_steps", "learning_starts"):
         if isinstance(steps := values.get(name), int):
             fitted[name] = steps * num_envs // made_for
-    return fitted
+    size, starts = values.get("replay_size", replay_size), fitted.get("learning_starts", 0)
+    assert isinstance(size, int)
+    assert isinstance(starts, int)
+    return fitted | {"learning_starts": size} if starts > size else fitted
 
 
 def _is_cpu(device: object) -> bool:

@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
+from gpurl.algorithms import config_class, resolve_algorithm
 from gpurl.api import resume, saved_settings, train
 from gpurl.cli.settings import parse_train
+from gpurl.discovery import algorithm_names
 from gpurl.errors import UsageError
 from gpurl.run.presets import (
     FEW_PRESETS,
     MAX_FEW,
     MUJOCO_TASKS,
     PRESETS,
+    TWINS,
     preset,
 )
 from gpurl.run.settings import make_settings
@@ -213,6 +216,18 @@ def test_an_update_for_each_step_stays_one() -> None:
     assert (td3["updates"], td3["horizon"]) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "env", "replay_size"),
+    [("dqn", "cart_pole", 50_000), ("fast_sac", "pendulum", 100_000), ("sac", "chasing", 10**6)],
+)
+def test_learning_starts_before_the_replay_buffer_overwrites_anything(
+    algorithm: str, env: str, replay_size: int
+) -> None:
+    first = (PRESETS["sac", "*"] | PRESETS[algorithm, env])["learning_starts"]
+    assert first < replay_size
+    assert preset(algorithm, env, 65_536)["learning_starts"] == replay_size
+
+
 def test_a_preset_without_updates_is_left_alone() -> None:
     assert preset("ppo", "cart_pole", 8)["total_steps"] == 1_000_000
 
@@ -252,6 +267,18 @@ def test_a_preset_follows_its_task_into_gymnasium() -> None:
     shared = preset("ppo", "gymnasium_cpu")
     assert preset("ppo", "gymnasium_cpu:Pendulum-v1") == shared | {"gamma": 0.95}
     assert preset("ppo", "gymnasium_cpu:LunarLander-v3") == shared
+
+
+@pytest.mark.parametrize("algorithm", algorithm_names())
+def test_every_algorithm_has_a_preset_for_each_task_known_by_another_name(algorithm: str) -> None:
+    """Whose rollouts divide into the preset's minibatches, or the algorithm's."""
+    config = config_class(resolve_algorithm(algorithm))
+    defaults = {name: getattr(config, name, 1) for name in ("horizon", "minibatches")}
+    for task in TWINS:
+        for num_envs in (None, *range(1, 66)):
+            values = defaults | preset(algorithm, f"gymnasium_cpu:{task}-v1", num_envs, "cpu")
+            rows = (num_envs or values["num_envs"]) * values["horizon"]
+            assert rows % values["minibatches"] == 0, (task, num_envs)
 
 
 def test_an_id_of_gymnasium_alone_has_the_same_preset() -> None:
