@@ -40,7 +40,7 @@ class ModSACConfig(SACConfig):
 class ModSAC(SAC):
     """SAC with an adaptive two-timescale rule (TTUR).
 
-    c is the running mean of the critics' loss, in units of scaled rewards squared; reliability =
+    c is the running mean of a critic's loss, in units of scaled rewards squared; reliability =
     exp(-c^2). After u updates of the critics and a of the actor in an iteration the actor is
     updated if a / u < 1 / (2 - reliability): with every update when the critics are perfect, with
     every second one when they are useless. Steps skipped because they are not finite count in u and
@@ -64,7 +64,7 @@ class ModSAC(SAC):
         if self.warms_critic:
             return metrics
         # how good the critics are; a loss that is not finite would stay in the mean for good
-        loss = self.ranks.average(metrics["critic_loss"])
+        loss = self.ranks.average(metrics["critic_loss"]) / self.config.num_critics
         change = torch.nan_to_num(loss - self.loss_mean, 0.0, 0.0, 0.0)
         self.loss_mean.add_(change, alpha=1.0 - LOSS_DECAY)
         reliability = self.loss_mean.square().neg().exp()

@@ -38,7 +38,7 @@ METRIC_HELP: dict[str, str] = {
     "train/ent_coef": "Temperature: weight of the entropy.",
     "train/ent_coef_loss": "Loss by which the temperature is learned.",
     "train/learning_rate": "Step size of the optimiser, now.",
-    "train/reliability": "How good the critics are: exp(-c^2), c the running mean of their loss.",
+    "train/reliability": "How good the critics are: exp(-c^2), c the running mean loss of one.",
     "train/grad_norm": "Norm of the gradient before it is clipped.",
     "train/actor_grad_norm": "Norm of the actor's gradient before it is clipped.",
     "train/critic_grad_norm": "Norm of the critics' gradient before it is clipped.",

@@ -272,7 +272,7 @@ class ReferenceModSAC(ReferenceSAC):
     loss_mean, moves = np.log(2.0) ** 0.5, 0
 
     def move(self, obs: Tensor, number: int, loss: float) -> None:
-        self.loss_mean = 0.995 * self.loss_mean + 0.005 * loss
+        self.loss_mean = 0.995 * self.loss_mean + 0.005 * loss / self.config.num_critics
         self.moves = 0 if number == 0 else self.moves
         cost, log_prob, log_std = self.cost(obs)
         if self.moves / (number + 1) < 1 / (2 - np.exp(-(self.loss_mean**2))):
@@ -420,6 +420,21 @@ def test_a_step_of_mod_sacs_actor_that_is_not_due_changes_nothing_and_counts_not
     assert algorithm.update_step(dict(data), 1)["actor_grad_norm"] == 0.0
     assert torch.equal(optimizer.flat, weights)
     assert optimizer.skipped.counts.tolist() == [1, 0, 0, 0, 0]  # one step, none skipped
+
+
+def test_mod_sacs_reliability_does_not_depend_on_the_number_of_critics() -> None:
+    data = {name: column.float() for name, column in batch(0, discrete=False).items()}
+    one = make("mod_sac", num_critics=1)
+    start = one.state_dict()
+    values = []
+    for count in (1, 2, 10):
+        algorithm = make("mod_sac", num_critics=count)
+        with torch.no_grad():  # all critics are the same
+            for name, tensor in algorithm.state_dict().items():
+                tensor.copy_(start[name].expand_as(tensor))
+        values.append(float(algorithm.update_step(dict(data), 0)["reliability"]))
+    assert abs(values[0] - 0.5) > 1e-3  # the loss moves it from where it begins
+    assert values == pytest.approx([values[0]] * 3, rel=1e-5)
 
 
 class Quiet(SAC):
