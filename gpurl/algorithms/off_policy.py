@@ -31,6 +31,8 @@ Batch = dict[str, Tensor]
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of every off-policy algorithm."""
 
+    # stored priorities are powers of errors
+    fixed: ClassVar[tuple[str, ...]] = (*AlgorithmConfig.fixed, "per_alpha")
     choices: ClassVar[Choices] = {"storage": ("float32", "bfloat16")}
 
     horizon: int = 1
@@ -219,6 +221,9 @@ class OffPolicy(Algorithm):
             tau,
             (loss,),
         )
+
+    def reward_unit(self) -> Tensor | float:
+        return 1.0 / self.config.reward_scale
 
     # ---- acting ----
 

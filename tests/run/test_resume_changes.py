@@ -103,6 +103,7 @@ def test_a_lost_optimiser_is_no_change_of_settings(tmp_path: Path) -> None:
         ("sac", "pendulum", {"initial_temperature": 0.5}),
         ("ddpg", "pendulum", {"noise": "ornstein_uhlenbeck"}),
         ("td3", "pendulum", {"noise": "episode"}),
+        ("dqn", "cart_pole", {"per_alpha": 0.7}),
     ],
     ids=str,
 )
