@@ -90,8 +90,9 @@ class Policy:
 
     @on_own_device
     def value(self, obs: Observations, state: np.ndarray | Tensor | None = None) -> Any:
-        """Expected return from obs, which are those of `act`: a number for one, [N] for N. state:
-        [*state] or [N, *state], the privileged observations of an asymmetric critic.
+        """Expected return from obs, which are those of `act`, in the environment's own rewards: a
+        number for one, [N] for N. state: [*state] or [N, *state], the privileged observations of an
+        asymmetric critic.
 
         A recurrent policy takes obs as the successor of the observations it acted on: call it
         before `act(obs)`, not after it.
@@ -119,7 +120,7 @@ class Policy:
                 f"the hidden state is of {len(policy_state[0])} episodes, got {len(batch)} "
                 f"observations; reset() empties it"
             )
-        value = self.algorithm.value(batch, policy_state)
+        value = self.algorithm.value(batch, policy_state) * self.algorithm.reward_unit()
         return float(value[0]) if is_single else _like(value, obs)
 
     @on_own_device

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 
 import gpurl
-from gpurl.algorithms import make_algorithm
+from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
+from gpurl.algorithms.flash_sac import FlashSAC
 from gpurl.algorithms.ppo import PPOConfig
 from gpurl.api import train
 from gpurl.envs.registry import make_env
@@ -43,6 +45,26 @@ def test_value_is_under_the_memory_that_act_kept_until_reset(memory: str) -> Non
     policy.act(seen)
     with pytest.raises(UsageError, match=r"is of 16 episodes, got 5 observations; reset\(\)"):
         policy.value(obs[:5])
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "dqn", "pqn", "flash_sac"])
+def test_values_are_in_the_rewards_of_the_environment(name: str) -> None:
+    """A reward of 1 in each step for ever, under gamma 0.5: the return is 2."""
+    config = config_class(resolve_algorithm(name))(gamma=0.5, reward_scale=0.1)  # type: ignore[call-arg]
+    obs_space, actions = RandomWalk.single_observation_space, Box(-1.0, 1.0, (1,), np.float32)
+    action_space = Discrete(2) if name in ("dqn", "pqn") else actions
+    algorithm = make_algorithm(name, config, obs_space, action_space, 4)
+    reward = torch.ones(100, 4)
+    scaled = 0.1 * reward
+    if isinstance(algorithm, FlashSAC):
+        assert algorithm.reward_scaler is not None
+        algorithm.reward_scaler.record(10.0 * reward, torch.zeros(100, 4, dtype=torch.bool))
+        scaled = algorithm.reward_scaler(scaled)
+    learned = float(scaled[0, 0]) / (1.0 - 0.5)
+    # a critic that has learned it
+    algorithm.value = lambda obs, policy_state=(): torch.full((len(obs),), learned)  # type: ignore[method-assign]
+    policy = Policy(algorithm, {})
+    assert policy.value(np.zeros((3, 3))) == pytest.approx([2.0] * 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "dqn", "pqn"])

@@ -326,7 +326,11 @@ class Algorithm(ABC, nn.Module):
 
     @abstractmethod
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
-        """[N] expected return from obs [N, *obs]."""
+        """[N] expected return from obs [N, *obs], of rewards as the algorithm scales them."""
+
+    def reward_unit(self) -> Tensor | float:
+        """The reward of the environment that counts as 1 in `value`."""
+        return 1.0
 
     @abstractmethod
     def make_buffer(self) -> RolloutBuffer:

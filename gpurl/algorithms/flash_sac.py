@@ -155,6 +155,12 @@ class FlashSAC(SAC):
             batch["reward"] = self.reward_scaler(batch["reward"])
         return batch
 
+    def reward_unit(self) -> Tensor | float:
+        unit = super().reward_unit()
+        if self.reward_scaler is None:
+            return unit
+        return unit / self.reward_scaler(torch.ones((), device=self.device))
+
     def mark_episode_break(self, mask: Tensor | None = None) -> None:
         super().mark_episode_break(mask)
         if self.reward_scaler is not None:

@@ -106,6 +106,9 @@ class PQN(OnPolicy):
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         return self._values(obs).amax(-1)
 
+    def reward_unit(self) -> Tensor | float:
+        return 1.0 / self.config.reward_scale
+
     def _values(self, obs: Tensor) -> Tensor:
         """[B, A] the values of all actions at obs [B, *obs]."""
         return self.network(self.inputs(obs)).squeeze(0)
