@@ -57,6 +57,11 @@ class PrioritizedReplay(Replay):
         new = self.max_priority.expand(steps, self.num_envs)
         self.priority.index_copy_(0, rows, new * columns["valid"] if "valid" in columns else new)
 
+    def clear(self) -> None:
+        super().clear()
+        self.priority.zero_()
+        self.max_priority.fill_(1.0)
+
     def sample(
         self, batch_size: int, gamma: float, num_steps: int = 1, reuse: bool = False
     ) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.replay import (
     DONE,
-    INVALID,
     Batch,
     Block,
     new_ring,
@@ -123,9 +122,11 @@ class Replay:
         columns = self.rows.unpack(fields.pop("numbers"))
         return columns | fields
 
-    def invalidate(self) -> None:
-        """Never train on what is stored so far."""
-        self.ring.flags.bitwise_or_(INVALID)
+    def clear(self) -> None:
+        """Begin anew, in place: nothing that is stored so far is sampled any more."""
+        for tensor in (self.ring.flags, self.ring.slot, self.ring.counts):
+            tensor.zero_()
+        self.ring.owner.fill_(-1)
 
     def mark_episode_break(self, mask: Tensor) -> None:
         """Truncate the newest step of the environments in mask [N] bool, which were reset from

@@ -285,7 +285,7 @@ class StackedPopulation(Population):
         algorithm = self._members[k].algorithm
         if self._stack is not None and isinstance(algorithm, OffPolicy):
             # it has stored what its idling environments did as results of its policy's actions
-            algorithm.replay.invalidate()
+            algorithm.replay.clear()
 
     def state_dict(self) -> dict[str, Any]:
         if self._stack is not None:

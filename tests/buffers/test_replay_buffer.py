@@ -126,6 +126,25 @@ def test_sizes_are_rounded_up_to_whole_steps_and_the_oldest_goes() -> None:
     torch.testing.assert_close(drawn, kept)
 
 
+@pytest.mark.parametrize("make", [uniform, prioritized])
+@pytest.mark.parametrize("count", [7, 13])
+def test_a_replay_that_was_cleared_is_as_good_as_a_new_one(make: Any, count: int) -> None:
+    """Also where its ring of 10 rows was full; in the memory that CUDA graphs hold."""
+    replay = make()
+    memory = [tensor.data_ptr() for tensor in replay.ring]
+    for _ in range(count):
+        replay.add(steps(1, ends=0.3))
+    replay.clear()
+    new = steps(3, seed=1)
+    for step in range(3):
+        replay.add({name: column[step : step + 1] for name, column in new.items()})
+        batch = replay.sample(200, 0.9, num_steps=2)
+        assert bool((batch["weight"] == 1.0).all())
+        torch.testing.assert_close(batch["obs"], new["obs"].flatten(0, 1)[batch["index"]])
+    assert {*batch["index"].tolist()} == {*range(3 * ENVS)}
+    assert memory == [tensor.data_ptr() for tensor in replay.ring]
+
+
 def test_no_draw_comes_twice() -> None:
     replay = uniform()
     replay.add(steps(10))
