@@ -83,14 +83,26 @@ def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
     return x.mean() if weight is None else (x * weight).sum()
 
 
-def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
-    """0-d: 1 - Var(returns - value) / Var(returns); NaN where the returns do not vary."""
-    variance = returns.var(correction=0)
+def explained_variance(value: Tensor, returns: Tensor, valid: Tensor | None = None) -> Tensor:
+    """0-d: 1 - Var(returns - value) / Var(returns), where valid; NaN where the returns do not vary.
+    valid: bool of the shape of value and returns, None if all rows are.
+    """
+    variance = _variance(returns, valid)
     return torch.where(
         variance > 0,
-        1.0 - (returns - value).var(correction=0) / variance,
+        1.0 - _variance(returns - value, valid) / variance,
         torch.full_like(variance, torch.nan),
     )
+
+
+def _variance(x: Tensor, valid: Tensor | None) -> Tensor:
+    """0-d population variance of x where valid."""
+    if valid is None:
+        return x.var(correction=0)
+    # selected, not multiplied: rows that are not valid may hold NaN
+    count = valid.sum().clamp(min=1)
+    mean = torch.where(valid, x, 0.0).sum() / count
+    return torch.where(valid, x - mean, 0.0).square().sum() / count
 
 
 # ---- critics ----

@@ -207,6 +207,13 @@ def test_explained_variance_of_known_cases() -> None:
     assert float(explained_variance(-returns, returns)) == pytest.approx(-3.0)
     assert float(explained_variance(returns / 20.0, returns / 10.0)) == pytest.approx(0.75)
     assert math.isnan(float(explained_variance(returns, torch.ones(4))))
+    # of valid rows only, whatever the others hold
+    valid = torch.tensor([True, True, False, True, True, False])
+    for other in (0.0, torch.nan, torch.inf):
+        rows = torch.full((6,), other)
+        rows[valid] = returns
+        assert float(explained_variance(-rows, rows, valid)) == pytest.approx(-3.0)
+    assert math.isnan(float(explained_variance(rows, rows, torch.zeros(6, dtype=torch.bool))))
 
 
 # ---- critics ----
