@@ -70,14 +70,6 @@ class OnPolicy(Algorithm):
                 f"{config.minibatches}, which leaves {rows % config.minibatches} over (num_envs "
                 f"{self.num_envs}, horizon {config.horizon})"
             )
-        rows_of_all = self.num_envs * config.horizon * self.ranks.count
-        if self.normalizes_minibatches and rows_of_all == config.minibatches:
-            raise UsageError(
-                f"{self.label} normalises advantages over each minibatch, and one of a single row "
-                f"has an advantage of 0: nothing would be learned. num_envs {self.num_envs} * "
-                f"horizon {config.horizon} is minibatches = {config.minibatches}: take fewer "
-                f"minibatches or a longer horizon"
-            )
         return RolloutBuffer(config.horizon, self.device, config.storage)
 
     def record_step(

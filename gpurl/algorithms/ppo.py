@@ -399,6 +399,24 @@ class PPO(OnPolicy):
     def _denormalized(self, value: Tensor) -> Tensor:
         return value if self.value_normalizer is None else self.value_normalizer.denormalized(value)
 
+    # ---- recording ----
+
+    def make_buffer(self) -> RolloutBuffer:
+        buffer = super().make_buffer()
+        config = self.config
+        rows = self.num_envs * config.horizon * self.ranks.count
+        # parts of a rollout that are normalised by themselves
+        parts = {"batch": 1, "minibatch": config.minibatches, "none": 0}[config.normalize_advantage]
+        if rows == parts:
+            raise UsageError(
+                f"{self.label} normalises advantages over each {config.normalize_advantage}, and "
+                f"one of a single row has an advantage of 0: the policy would learn nothing. "
+                f"num_envs {self.num_envs} * horizon {config.horizon} has a row for each of "
+                f"minibatches = {config.minibatches}: take a longer horizon, more environments, "
+                f"fewer minibatches or normalize_advantage none"
+            )
+        return buffer
+
     # ---- learning ----
 
     @torch.no_grad()
@@ -442,7 +460,7 @@ class PPO(OnPolicy):
 
         # advantages and returns
         advantage, returns, moments = self.targets(buffer)
-        metrics = {"explained_variance": explained_variance(buffer["value"], returns)}
+        metrics = {"explained_variance": explained_variance(buffer["value"], returns, valid)}
         if self.value_normalizer is not None:
             self.value_normalizer.update(returns.unsqueeze(-1), valid)
 
@@ -673,10 +691,13 @@ class PPO(OnPolicy):
 
     def _adapt_learning_rate(self, kl: Tensor, has_moved: Tensor) -> None:
         """Divide the rate by 1.5 if the KL divergence is above twice target_kl, multiply it by 1.5
-        if below half, as rsl_rl and rl_games do; unchanged unless has_moved. kl: 0-d, of the last
-        epoch or of a minibatch; has_moved: 0-d bool.
+        if below half, as rsl_rl and rl_games do; unchanged unless has_moved. A rate beyond the
+        limits may come back to them and gets no further away. kl: 0-d, of the last epoch or of a
+        minibatch; has_moved: 0-d bool.
         """
         rate = self.optimizer.learning_rate
         target = self.config.target_kl
         change = 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0
-        rate.mul_(1.0 + change * has_moved).clamp_(*LEARNING_RATE_LIMITS)
+        lowest, highest = LEARNING_RATE_LIMITS
+        limits = rate.clamp(max=lowest), rate.clamp(min=highest)
+        rate.mul_(1.0 + change * has_moved).clamp_(*limits)

@@ -256,6 +256,16 @@ def test_rows_that_are_not_valid_do_not_move_the_values_normaliser(network: Netw
     assert_moments_of(algorithm.value_normalizer, buffer["reward"][buffer["valid"]].unsqueeze(1))
 
 
+@pytest.mark.parametrize("network", [NetworkConfig(), GRU])
+def test_rows_that_are_not_valid_do_not_count_as_explained(network: NetworkConfig) -> None:
+    algorithm = make(RandomWalk(8), gamma=0.0, network=network)
+    buffer = rollout_with_gaps(algorithm)
+    value, reward = buffer["value"][buffer["valid"]], buffer["reward"][buffer["valid"]]
+    wanted = 1.0 - float((reward - value).var()) / float(reward.var())
+    found = algorithm.prepare(buffer)["explained_variance"]
+    assert float(found) == pytest.approx(wanted, rel=1e-4)
+
+
 class Numbers(RandomWalk):
     single_action_space = Box(-2.0, 2.0, (), np.float32)
     single_observation_space = Box(-9.0, 9.0, (), np.float32)
@@ -342,6 +352,20 @@ def test_linear_schedule_reaches_zero_and_kl_schedule_follows_the_target() -> No
         assert float(adaptive.optimizer.learning_rate) == pytest.approx(rate, rel=1e-5)
     adaptive.schedule(0.9, 0)
     assert float(adaptive.optimizer.learning_rate) == pytest.approx(1.5e-3, rel=1e-5)
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-5, 1e-3, 1e-2, 0.05])
+def test_the_limits_of_the_kl_schedule_bound_changes_only(rate: float) -> None:
+    """A rate that a user sets beyond them changes by its KL divergence and by nothing else."""
+    cases = ((0.03, max(rate / 1.5, min(rate, 1e-5))), (0.001, min(rate * 1.5, max(rate, 1e-2))))
+    for kl, wanted in cases:
+        adaptive = make(RandomWalk(8), learning_rate=rate, target_kl=0.01)
+        before = adaptive.optimizer.learning_rate.clone()
+        adaptive._adapt_learning_rate(torch.tensor(kl), torch.tensor(False))
+        adaptive._adapt_learning_rate(torch.tensor(0.01), torch.tensor(True))
+        assert torch.equal(adaptive.optimizer.learning_rate, before)
+        adaptive._adapt_learning_rate(torch.tensor(kl), torch.tensor(True))
+        assert float(adaptive.optimizer.learning_rate) == pytest.approx(wanted, rel=1e-5)
 
 
 class Watched(PPO):
@@ -593,8 +617,16 @@ def test_sizes_and_spaces_that_do_not_fit_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"num_envs = 8 rows into minibatches = 3"):
         make(env, minibatches=3, network=GRU).make_buffer()
     single = {"minibatches": 64, "normalize_advantage": "minibatch"}
-    with pytest.raises(UsageError, match=r"a single row has an advantage of 0: .*take fewer mini"):
+    with pytest.raises(
+        UsageError, match=r"a single row has an advantage of 0: .*fewer minibatches or"
+    ):
         make(env, **single).make_buffer()
+    for name in ("ppo", "a2c"):
+        single = {"horizon": 1, "minibatches": 1, "normalize_advantage": "batch"}
+        with pytest.raises(UsageError, match=r"over each batch, .*take a longer horizon, more env"):
+            make(RandomWalk(1), name, **single).make_buffer()
+        make(RandomWalk(1), name, **single | {"normalize_advantage": "none"}).make_buffer()
+        make(RandomWalk(2), name, **single).make_buffer()
     with pytest.raises(
         UsageError,
         match=r"PPO needs a Box of at least one number, .* action space, this one is Dict",
