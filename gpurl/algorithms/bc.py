@@ -108,6 +108,10 @@ class BCConfig(OffPolicyConfig):
                     f"bc clones actions, so {name} {value} would have no effect: leave out {name}"
                 )
 
+    @property
+    def is_filled(self) -> bool:
+        return self.dataset is not None
+
 
 class BC(OffPolicy):
     """The actor has the form of those of sac, ddpg, td3 and ppo, which can begin with it

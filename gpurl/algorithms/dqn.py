@@ -83,6 +83,11 @@ class DQNConfig(EpsilonGreedyConfig, CriticConfig):
                 f"rescale_values is not for values of fixed atoms: leave it out, or atoms "
                 f"{self.atoms}"
             )
+        if self.epsilon_ladder and self.network.noisy:
+            raise UsageError(
+                "network.noisy explores by the noise of its weights, so epsilon_ladder would have "
+                "no effect: leave out one of them"
+            )
         if self.network.heads > 1 and self.num_critics > 1:
             raise UsageError(
                 f"network.heads {self.network.heads} and num_critics {self.num_critics} are two "

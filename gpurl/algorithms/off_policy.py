@@ -82,11 +82,16 @@ class OffPolicyConfig(AlgorithmConfig):
             ("reward_scale", "final_obs_fraction"),
             zero_to_one=("per_alpha", "per_beta", "priority_decay", "final_obs_fraction"),
         )
-        for name in ("learning_starts", "replay_size"):
+        for name in () if self.is_filled else ("learning_starts", "replay_size"):
             if self.batch_size > getattr(self, name):
                 raise UsageError(
                     f"batch_size {self.batch_size} is more than {name} {getattr(self, name)}"
                 )
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the replay buffer is complete at the start, whatever its settings are."""
+        return False
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
-from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.base import Algorithm, AlgorithmConfig
 from gpurl.algorithms.bc import BC
+from gpurl.algorithms.off_policy import OffPolicyConfig
 from gpurl.checkpoints.leaderboard import Leaderboard
 from gpurl.checkpoints.storage import is_url
 from gpurl.engine.choose import choose_engine, choose_population
@@ -103,6 +104,8 @@ def make_trainer(
             torch.set_num_threads(_choose_threads(algorithms[0], config, threads))
         engine = make_engine(settings, algorithms[0], env, backend)
     if config.deterministic and (note := nondeterminism_warning(env)):
+        engine.notes.append(note)
+    if note := _replay_note(of_run.algorithm_config):
         engine.notes.append(note)
     if eval_env is None and env.single_instance and config.eval_episodes:
         engine.notes.append(
@@ -215,6 +218,19 @@ def _check_population(settings: Settings, env: VecEnv) -> None:
             f"population {size} needs {size} x {settings.train.num_envs} environments, got "
             f"{env.num_envs} existing ones: give the environment by its name"
         )
+
+
+def _replay_note(config: AlgorithmConfig) -> str:
+    """That transitions are lost before the first update, "" if none are."""
+    if not isinstance(config, OffPolicyConfig) or config.is_filled:
+        return ""
+    starts, size = config.learning_starts, config.replay_size
+    if starts <= size:
+        return ""
+    return (
+        f"learning_starts {starts} is more than replay_size {size}: the first transitions are "
+        f"overwritten before anything is learned from them"
+    )
 
 
 def _image_note(algorithm: Algorithm, env: VecEnv) -> str:

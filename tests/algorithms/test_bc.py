@@ -280,3 +280,10 @@ SPACES: dict[str, Any] = {
 def test_settings_that_cannot_work(space: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make(SPACES[space], **settings).make_buffer()
+
+
+def test_the_sizes_of_a_replay_buffer_do_not_matter_to_a_dataset() -> None:
+    small = {"learning_starts": 10, "replay_size": 20}
+    assert make(dataset="a.npz", batch_size=8192, **small).config.batch_size == 8192
+    with pytest.raises(UsageError, match="batch_size 8192 is more than learning_starts 10"):
+        make(teacher=["a"], batch_size=8192, **small)

@@ -160,6 +160,17 @@ def test_no_transition_leads_over_what_was_not_stored(
     assert torch.equal(next_obs - obs, torch.ones_like(obs))
 
 
+@pytest.mark.parametrize(("replay_size", "count"), [(48, 0), (32, 1)])
+def test_a_note_says_if_transitions_are_lost_before_the_first_update(
+    replay_size: int, count: int
+) -> None:
+    sizes = {"learning_starts": 48, "replay_size": replay_size, "eval_episodes": 0, "threads": 1}
+    settings = make_settings("dqn", "cart_pole", **(small_settings("dqn") | sizes))
+    notes = make_trainer(settings, torch.device("cpu")).engine.notes
+    text = "learning_starts 48 is more than replay_size 32: the first transitions are overwritten"
+    assert sum(text in note for note in notes) == count
+
+
 def test_an_update_that_breaks_off_can_be_gone_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +344,12 @@ def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.Monke
             "pendulum",
             {"noise_std_range": [0.5, 0.1]},
             "two numbers above 0, the smaller first",
+        ),
+        (
+            "dqn",
+            "cart_pole",
+            {"epsilon_ladder": True, "network": {"noisy": True}},
+            "epsilon_ladder would have no effect: leave out one of them",
         ),
         ("sac", "cart_pole", {"atoms": 11}, "leave out atoms 11"),
         ("sac", "pendulum", {"temperature": 0.0}, "temperature must be above 0, got 0.0"),
