@@ -22,7 +22,14 @@ from gpurl.nn.ranks import Alone
 
 @dataclass(frozen=True)
 class DDPGConfig(ActorCriticConfig):
-    """Settings of DDPG."""
+    """Settings of DDPG.
+
+    Different from the paper (Lillicrap et al. 2016, section 7): both learning rates are 3e-4 (1e-4
+    of the actor and 1e-3 of the critic there), tau is 0.005 (0.001), a batch has 256 transitions
+    (64), the noise is gaussian (Ornstein-Uhlenbeck), hidden layers have 256 units (400 and 300),
+    the critic reads actions in its first layer (in its second), and there is no weight decay (0.01
+    of the critic) and no batch norm.
+    """
 
     choices: ClassVar[Choices] = {"noise": KINDS}
     fixed: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed, "target_actor", "noise")

@@ -1,5 +1,8 @@
 """Parallelised Q-network (Gallici et al. 2024): Q-learning on rollouts, with layer normalisation in
-place of a replay buffer and a target network. Its optimiser is Adam, the publication's RAdam.
+place of a replay buffer and a target network.
+
+Different from the publication: the optimiser is Adam (RAdam there), and the loss is the squared
+error (half of it there), so max_grad_norm 10 clips the gradients of errors half as large.
 """
 
 from dataclasses import dataclass, field

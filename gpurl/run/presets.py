@@ -143,7 +143,8 @@ CART_POLE: Preset = {
 # IsaacGymEnvs' settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there; max_epochs
 # iterations give total_steps. Omitted are reward_shaper's scale, which normalised returns and
 # advantages undo, and mixed_precision. rl_games checks the KL divergence after every minibatch
-# (ShadowHand: every epoch)
+# (ShadowHand: every epoch). There it is from the policy that last learned from the same row, as
+# each minibatch replaces mu and sigma, here from the policy that acted: a goal is tighter here
 ISAAC_NETWORK: dict[str, Json] = {"activation": "elu", "shared": True, "init": "uniform"}
 ISAAC_GYM: Preset = {
     "num_envs": 4096,
