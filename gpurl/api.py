@@ -89,6 +89,14 @@ class Run:
         """A notebook shows this table."""
         return html_summary(self.folder, self.outcome, self.baseline)
 
+    @property
+    def final_evaluation(self) -> dict[str, float]:
+        """The evaluation at the run's last step; {} where it has none: its episodes did not end, or
+        all gave NaN. `outcome.evaluation` is then an earlier one.
+        """
+        values = self.outcome.evaluation
+        return values if values.get("at_step") == self.outcome.steps else {}
+
     def policy(self) -> Policy:
         """The best policy of the run, or of this member of its population."""
         return load(self.folder, member=self.member)

@@ -90,6 +90,16 @@ class Endless(RandomWalk):
         return torch.zeros(obs.shape[0], 2)
 
 
+class Lingering(Endless):
+    """Ends at random in the first half of the training, never in the second."""
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        next_state, reward, _ = super().transition(state, action, rng)
+        return next_state, reward, (rng.uniform() < 0.5) & (self.training_progress <= 0.5)
+
+
 class Walkers(TorchEnv):
     """Three agents on a line, each paid for being near the origin; the episode ends for all when
     one is too far, or after 7 steps.

@@ -93,7 +93,7 @@ def train_slice(
             return _failed(place, callback, notes, text, 1)
         if outcome.unsaved:
             return _failed(place, callback, notes, outcome.unsaved, CheckpointError.exit_code)
-        score = outcome.evaluation.get("eval/mean_reward")
+        score = finished.final_evaluation.get("eval/mean_reward")
         has_score = score is not None and math.isfinite(score)
         entry = Entry(job.entry, float(score or 0.0), outcome.steps, callback.settings)
         entered = has_score and _enter(entry, place, board, notes)

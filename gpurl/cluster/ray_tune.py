@@ -24,10 +24,10 @@ def tune_trainable(algorithm: str, env: str, every: int, **settings: object) -> 
     """A class for `ray.tune.Tuner`; each trial trains `algorithm` on `env`, with its own settings
     in place of `settings`, in slices of `every` steps.
 
-    It reports `return` (mean of the evaluation, -inf where the policy diverged), `steps` and `done`
-    after `total_steps`. A trial that goes on from another one takes over all of its run, the
-    environments and random streams too, and resumes it with settings of its own, as `gpurl.resume`
-    does: those that shape the networks stay as they were.
+    It reports `return` (mean of the evaluation, -inf where the policy diverged or no episode
+    ended), `steps` and `done` after `total_steps`. A trial that goes on from another one takes over
+    all of its run, the environments and random streams too, and resumes it with settings of its
+    own, as `gpurl.resume` does: those that shape the networks stay as they were.
     UsageError for settings that cannot work.
     """
     check_installed()
@@ -90,17 +90,18 @@ class SlicedRun:
         try:
             is_last = callback.until >= total
             words = ("ray.tune",)
-            outcome = run(settings, resumed, words, callbacks=[callback], draws=is_last).outcome
+            finished = run(settings, resumed, words, callbacks=[callback], draws=is_last)
         except NonFiniteError:
             # its slice is over all the same: the trial ends after as many slices as the others
             self.steps = min(self.steps + self.every, total)
             return {"return": -math.inf, "steps": self.steps, "done": self.steps >= total}
+        outcome = finished.outcome
         if outcome.unsaved:
             raise CheckpointError(outcome.unsaved)
         if outcome.signal_number is not None:
             raise GpurlError(f"the trial got signal {outcome.signal_number}")
         self.steps = outcome.steps
-        value = outcome.evaluation.get("eval/mean_reward", -math.inf)
+        value = finished.final_evaluation.get("eval/mean_reward", -math.inf)
         return {"return": value, "steps": self.steps, "done": self.steps >= total}
 
     def save(self, folder: Path) -> None:

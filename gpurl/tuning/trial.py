@@ -54,7 +54,7 @@ def train(job: Mapping[str, Any], answers: IO[str], reports: IO[str]) -> dict[st
         return {"error": f"{type(error).__name__}: {error}", "code": 1}
     if finished.outcome.signal_number is not None:
         return {"stopped": True}
-    return {"returns": returns_of(finished.outcome.evaluation, settings.train.population)}
+    return {"returns": returns_of(finished.final_evaluation, settings.train.population)}
 
 
 def _wait_for_the_last_process(folder: Path) -> None:

@@ -24,6 +24,7 @@ from gpurl.tuning.trial import GO_ON, STOP
 POLL_SECONDS = 0.2
 FAILURES = 5  # of the first trials, after which nothing else is tried
 BEST_FILE = "best.yaml"
+NO_RETURN = "it was lost, or no episode of its last evaluation ended"
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ class Tuner:
             self.tuning.prune(trial, "worse than the median of the others")
             self.say(f"{name} pruned at {_said(value)}")
         elif value is None or not math.isfinite(value):
-            reason = "it was lost" if value is None else f"its return is {value}"
+            reason = NO_RETURN if value is None else f"its return is {value}"
             code = NonFiniteError.exit_code
             self.tuning.prune(trial, reason)
             self.say(f"{name} failed: {reason}")

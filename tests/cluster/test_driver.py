@@ -432,6 +432,23 @@ def test_an_error_of_a_slice_is_a_result(tmp_path: Path) -> None:
     assert "no_such_env" in done["error"]
 
 
+def test_a_slice_without_an_evaluation_has_not_the_score_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Episodes no longer end in the second slice."""
+    monkeypatch.setattr("gpurl.run.evaluator.MAX_STEPS", 64)
+    plan = plan_of(tmp_path, env_options={})
+    board = FolderBoard(str(plan.board), 99)
+    values = settings_of_members(plan)[0] | {"env": "tests.tiny_envs:Lingering"}
+    results = []
+    for number, begin in enumerate((0, EVERY)):
+        job = Job(0, number, "member_000", 0, begin, begin + EVERY, 2 * EVERY, f"x-{number}")
+        results.append(train_slice(job, values, plan.folder, plan.board, board))
+    assert [done["score"] is not None for done in results] == [True, False]
+    assert [done["entered"] for done in results] == [True, False]
+    assert [each.name for each in board.entries()] == ["x-0"]
+
+
 # ---- folders ----
 
 

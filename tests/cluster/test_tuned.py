@@ -90,6 +90,17 @@ def test_a_policy_that_diverges_has_the_worst_return(
     assert run.train()["steps"] == ITERATION
 
 
+def test_a_slice_without_an_evaluation_has_not_the_return_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Episodes no longer end in the second slice."""
+    monkeypatch.setattr("gpurl.run.evaluator.MAX_STEPS", 64)
+    own = values(total_steps=2 * ITERATION, env_options={}) | {"env": "tests.tiny_envs:Lingering"}
+    run = SlicedRun(tmp_path, own, {}, ITERATION)
+    assert math.isfinite(run.train()["return"])
+    assert run.train() == {"return": -math.inf, "steps": 2 * ITERATION, "done": True}
+
+
 @pytest.mark.parametrize("slices", [0, 1])
 def test_slices_that_diverged_count_after_a_pause(
     slices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,12 +17,12 @@ WIDE: Space = {
 }
 
 
-def small_settings(root: Path, iterations: int = 2, **changes: Any) -> Settings:
+def small_settings(
+    root: Path, iterations: int = 2, env: str = "pendulum", **changes: Any
+) -> Settings:
     values = {"total_steps": iterations * ITERATION, "threads": 1, "root": str(root)}
     values |= {"env_options": SHORT}
-    return make_settings(
-        *("ppo", "pendulum"), **(SMALL | values | {"eval_every": ITERATION} | changes)
-    )
+    return make_settings(*("ppo", env), **(SMALL | values | {"eval_every": ITERATION} | changes))
 
 
 def small_plan(

@@ -223,8 +223,21 @@ def test_a_lost_member_is_no_return(tmp_path: Path) -> None:
     ended.trials = trials
     tuner._conclude(ended, 0, is_stopping=False)
     rows = {row.number: row for row in begun.rows()}
-    assert (rows[0].state, rows[0].reason) == ("pruned", "it was lost")
+    assert (rows[0].state, rows[0].reason) == ("pruned", module.NO_RETURN)
     assert (rows[1].state, rows[1].value) == ("finished", -5.0)
+
+
+@pytest.mark.parametrize("population", [1, 2])
+def test_the_return_of_an_earlier_evaluation_is_none(
+    population: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where episodes no longer end there are no more evaluations."""
+    monkeypatch.setattr("gpurl.run.evaluator.MAX_STEPS", 64)
+    changes = {"env": "tests.tiny_envs:Lingering", "env_options": {}, "population": population}
+    outcome, reports = listening(tmp_path, [GO_ON], iterations=2, **changes)
+    assert [each["steps"] for each in reports] == [ITERATION]
+    assert None not in reports[0]["returns"]
+    assert outcome == {"returns": [None] * population}
 
 
 def test_nan_is_no_return(tmp_path: Path) -> None:
