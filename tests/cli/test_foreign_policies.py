@@ -69,13 +69,16 @@ class CleanRL(nn.Module):
         self.actor_logstd = nn.Parameter(torch.zeros(1, outputs))
 
 
-def test_cleanrls_agent_acts_and_values_as_it_did_in_units_of_the_task(tmp_path: Path) -> None:
+def test_cleanrls_agent_acts_and_values_as_it_did_in_units_of_the_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     agent = shaken(CleanRL(3, 1))
     torch.save(
         torch.nn.DataParallel(agent).state_dict(), tmp_path / "agent.pt"
     )  # names begin with module.
     obs = OBS[:, :3]
     policy = converted(tmp_path / "agent.pt", tmp_path / "run", "pendulum")
+    assert "no normaliser of observations in it" in capsys.readouterr().out
     with torch.no_grad():
         torch.testing.assert_close(policy.act(obs), agent.actor_mean(obs).clamp(-2.0, 2.0), **CLOSE)
         torch.testing.assert_close(policy.value(obs), agent.critic(obs).squeeze(1), **CLOSE)
@@ -109,6 +112,71 @@ def test_a_discrete_policy_and_one_in_minus_one_to_one(tmp_path: Path) -> None:
     torch.testing.assert_close(
         policy.act(OBS[:, :3]), 2.0 * unit["actor"](OBS[:, :3]).detach().clamp(-1.0, 1.0), **CLOSE
     )
+
+
+MOMENTS = (OBS.mean(0).double() + 0.1, OBS.var(0).double() * 2.0)  # where nothing is clipped
+OTHERS = (torch.full((8,), 9.0).double(), torch.ones(8).double())  # of the critic's states
+
+
+def test_skrls_file_with_normalisers_of_observations_states_and_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    agent = shaken(nn.ModuleDict({"policy": mlp(8, 2), "value": mlp(8, 1)}))
+    of_value = (torch.tensor([100.0]).double(), torch.tensor([2500.0]).double())
+    state = dict(agent.state_dict())
+    # the order of the file does not decide
+    for name, (mean, variance) in (
+        ("state_preprocessor", OTHERS),
+        ("observation_preprocessor", MOMENTS),
+        ("value_preprocessor", of_value),
+    ):
+        state |= {f"{name}.running_mean": mean, f"{name}.running_variance": variance}
+    torch.save(state, tmp_path / "agent.pt")
+    policy = converted(tmp_path / "agent.pt", tmp_path / "run")
+    assert "no normaliser of observations" not in capsys.readouterr().out
+    obs = ((OBS - MOMENTS[0]) / (MOMENTS[1].sqrt() + 1e-8)).float()
+    with torch.no_grad():
+        torch.testing.assert_close(policy.act(OBS), agent["policy"](obs).clamp(-1.0, 1.0), **CLOSE)
+        # RunningStandardScaler with inverse=True
+        value = 50.0 * agent["value"](obs).clamp(-5.0, 5.0) + 100.0
+        torch.testing.assert_close(policy.value(OBS), value.squeeze(1), rtol=1e-5, atol=1e-3)
+
+
+def test_rl_games_central_value_does_not_normalise_the_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    agent = shaken(nn.ModuleDict({"actor_mlp": mlp(8, 2), "value": mlp(8, 1)}))
+    names = ("model.running_mean_std.running_mean", "model.running_mean_std.running_var")
+    of_critic = {f"assymetric_vf_nets.{name}": each for name, each in zip(names, OTHERS)}
+    torch.save(of_critic | dict(agent.state_dict()), tmp_path / "alone.pt")
+    policy = converted(tmp_path / "alone.pt", tmp_path / "alone")
+    assert "no normaliser of observations in it" in capsys.readouterr().out
+    with torch.no_grad():
+        expected = agent["actor_mlp"](OBS).clamp(-1.0, 1.0)
+        torch.testing.assert_close(policy.act(OBS), expected, **CLOSE)
+        own = dict(zip(names, MOMENTS))
+        torch.save(of_critic | own | dict(agent.state_dict()), tmp_path / "both.pt")
+        policy = converted(tmp_path / "both.pt", tmp_path / "both")
+        obs = ((OBS - MOMENTS[0]) / (MOMENTS[1] + 1e-5).sqrt()).float()
+        expected = agent["actor_mlp"](obs).clamp(-1.0, 1.0)
+        torch.testing.assert_close(policy.act(OBS), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("module", ["actor_critic.", ""])
+def test_a_module_called_actor_critic_and_random_network_distillation(
+    tmp_path: Path, module: str
+) -> None:
+    agent = shaken(nn.ModuleDict({"actor": mlp(8, 2), "critic": mlp(8, 1)}))
+    state = {f"model.{module}{name}": value for name, value in agent.state_dict().items()}
+    predictor = {
+        f"rnd_state_dict.predictor.{name}": value for name, value in mlp(8, 4).state_dict().items()
+    }
+    torch.save(state | predictor, tmp_path / "agent.pt")
+    policy = converted(tmp_path / "agent.pt", tmp_path / "run")
+    with torch.no_grad():
+        expected = agent["actor"](OBS).clamp(-1.0, 1.0)
+        torch.testing.assert_close(policy.act(OBS), expected, **CLOSE)
+        torch.testing.assert_close(policy.value(OBS), agent["critic"](OBS).squeeze(1), **CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,10 @@ from gpurl.run.policy_run import write_policy_run
 from gpurl.run.settings import Settings
 from gpurl.run.setup import choose_device, make_trainer
 
-CRITIC = re.compile(r"critic|value|vf")
-NOT_WEIGHTS = re.compile(r"optim|target|normaliz|mean_std|preprocessor")
+# actor_critic is the name of both in one module; assymetric_vf_nets is rl_games' spelling
+CRITIC = re.compile(r"(?<!actor)(?<!actor_)critic|value|vf")
+# rnd_state_dict: rsl_rl's random network distillation
+NOT_WEIGHTS = re.compile(r"optim|target|normaliz|mean_std|preprocessor|\brnd_")
 MAX_LAYERS = 8  # all orders are tried
 
 
@@ -61,12 +63,13 @@ class Moments(NamedTuple):
 OBS_NORMALIZERS = (
     ForeignNormalizer("obs_normalizer._mean", "_var", 0.0, 1e-2),  # rsl_rl
     ForeignNormalizer("running_mean_std.running_mean", "running_var", 1e-5, 0.0),  # rl_games
-    # skrl
-    ForeignNormalizer("state_preprocessor.running_mean", "running_variance", 0.0, 1e-8),
+    # skrl; beside the first one, the second is of the critic's states
     ForeignNormalizer("observation_preprocessor.running_mean", "running_variance", 0.0, 1e-8),
+    ForeignNormalizer("state_preprocessor.running_mean", "running_variance", 0.0, 1e-8),
 )
 VALUE_NORMALIZERS = (
     ForeignNormalizer("value_mean_std.running_mean", "running_var", 1e-5, 0.0),  # rl_games
+    ForeignNormalizer("value_preprocessor.running_mean", "running_variance", 0.0, 1e-8),  # skrl
 )
 
 
@@ -126,7 +129,12 @@ def write_policy(
                 notes += _fill_head(algorithm, algorithm.head, tensors, unit_actions)
             notes += _fill_normalizer(algorithm.value_normalizer, value_moments)
             notes += _fill_normalizer(algorithm.normalizer, obs_moments)
-        if algorithm.normalizer is not None:
+        if algorithm.normalizer is None:
+            notes.append(
+                "no normaliser of observations in it: if the policy saw normalised ones "
+                "(stable-baselines3's VecNormalize, CleanRL's wrappers), it acts otherwise here"
+            )
+        else:
             notes.append(
                 f"observations are clipped {algorithm.normalizer.clip:.0f} deviations away "
                 f"(rl_games and skrl: 5, rsl_rl: nowhere)"
@@ -250,7 +258,7 @@ def _moments(
     """The first normaliser of `size` numbers, except the critic's own; None without one."""
     for kind, (name, mean) in itertools.product(kinds, tensors.items()):
         owner = name.removesuffix(kind.mean)
-        is_kind = owner != name and not owner[-1:].isalnum() and "critic" not in owner
+        is_kind = owner != name and not owner[-1:].isalnum() and not CRITIC.search(owner)
         variance = tensors.get(f"{name.rpartition('.')[0]}.{kind.variance}")
         if is_kind and variance is not None and mean.numel() == variance.numel() == size:
             variance = variance.flatten().double()
