@@ -1,5 +1,8 @@
 """Our environments as an rl_games IVecEnv, registered under a name: tensors stay on the device."""
 
+import logging
+from typing import Any
+
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 from rl_games.common import env_configurations, vecenv
@@ -20,7 +23,8 @@ class RlGamesEnv(IVecEnv):
     rl_games adds gamma V(s_t) to the reward of a time-out (value_bootstrap), the value of the
     observation before it, and has no place for final_obs. It clips actions itself (clip_actions)
     and scales them to the limits of the Box, which must be finite: a Box without limits becomes
-    -1 to 1. Its checkpoints hold the environments' state; after a restore it begins new episodes.
+    -1 to 1. Its checkpoints hold the environments' state; after a restore it begins new episodes,
+    with any number of environments.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -81,11 +85,27 @@ class RlGamesEnv(IVecEnv):
 
     def get_env_state(self) -> dict[str, object]:
         """The state that `set_env_state` restores."""
-        return self.env.state_dict()
+        return {
+            "num_envs": self.env.num_envs,
+            "state": self.env.state_dict(),
+            "curriculum": self.env.curriculum_state(),
+        }
 
-    def set_env_state(self, env_state: dict[str, object] | None) -> None:
-        if env_state:
-            self.env.load_state_dict(env_state)
+    def set_env_state(self, env_state: dict[str, Any] | None) -> None:
+        """Continue from `get_env_state()`; of another number of environments only the curriculum is
+        taken.
+        """
+        if not env_state:
+            return
+        if env_state["num_envs"] == self.env.num_envs:
+            self.env.load_state_dict(env_state["state"])
+        else:
+            logging.getLogger("gpurl").warning(
+                "the state of %d environments is left out, as there are %d now",
+                env_state["num_envs"],
+                self.env.num_envs,
+            )
+        self.env.load_curriculum_state(env_state["curriculum"])
 
 
 def register(env: VecEnv, name: str) -> RlGamesEnv:

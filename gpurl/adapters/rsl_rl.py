@@ -10,6 +10,13 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
 
+class EnvConfig(dict[str, object]):
+    """What rsl_rl's writers for Weights & Biases and Neptune note of the environment."""
+
+    def to_dict(self) -> dict[str, object]:
+        return dict(self)
+
+
 class RslRlEnv(RslRlVecEnv):
     """Observations are the group "policy", privileged observations the group "critic".
 
@@ -31,7 +38,11 @@ class RslRlEnv(RslRlVecEnv):
         self.device = env.device
         self.num_actions = space.shape[0]
         self.max_episode_length = env.max_episode_steps or 1
-        self.cfg: dict[str, object] = {}
+        self.cfg = EnvConfig(
+            name=type(env).__name__,
+            num_envs=env.num_envs,
+            max_episode_steps=env.max_episode_steps,
+        )
         self._limit = action_limiter(env)
         # the runner asks for observations before the first step and never resets
         obs, info = env.reset()

@@ -2,8 +2,10 @@
 are not here are skipped.
 """
 
+import copy
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -21,6 +23,7 @@ from gpurl import adapters
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import TorchEnv
+from gpurl.envs.vec_env import Info
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_syncs
 from tests.outward_truth import assert_same, env_of, truth
@@ -77,6 +80,19 @@ def test_rsl_rls_critic_sees_the_state() -> None:
     assert env.unwrapped.step_dt == 0.02
     with pytest.raises(UsageError, match="draws actions from Gaussians"):
         adapters.to_rsl_rl(env_of("cart_pole"))
+
+
+def test_rsl_rls_writers_note_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rsl_rl")
+    from rsl_rl.utils import wandb_log_writer as module
+
+    noted: dict[str, Any] = {}
+    stand_in = SimpleNamespace(config=SimpleNamespace(update=noted.update))
+    monkeypatch.setattr(module, "wandb", stand_in)
+    env = adapters.to_rsl_rl(RandomWalk(3))
+    module.WandbLogWriter.store_config(None, env.cfg, {})
+    expected = {"name": "RandomWalk", "num_envs": 3, "max_episode_steps": 7}
+    assert noted["env_cfg"] == env.cfg == expected
 
 
 # skrl
@@ -324,15 +340,44 @@ def test_rl_games_keeps_the_environments_state() -> None:
     env = adapters.to_rl_games(HiddenAlternating(2), "hidden")
     assert env.get_env_info()["state_space"] == HiddenAlternating.single_state_space
     assert env.reset()["states"].tolist() == [[1.0, 0.0]] * 2
-    state = {
-        key: dict(value) if key == "state" else value for key, value in env.get_env_state().items()
-    }
+    state = copy.deepcopy(env.get_env_state())
     assert env.step(torch.zeros(2, 1))[0]["states"].tolist() == [[0.0, 1.0]] * 2
     env.set_env_state(state)
     env.set_env_state(None)
     assert env.step(torch.zeros(2, 1))[0]["states"].tolist() == [[0.0, 1.0]] * 2
     with pytest.raises(UsageError, match="rl_games takes one agent with actions of one axis"):
         adapters.to_rl_games(Walkers(2))
+
+
+class Harder(RandomWalk):
+    """With a curriculum."""
+
+    level = 0
+
+    def curriculum_state(self) -> Info:
+        return {"level": self.level}
+
+    def load_curriculum_state(self, state: Info) -> None:
+        self.level = state["level"]
+
+
+def test_rl_games_goes_on_with_any_number_of_environments(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("rl_games")
+    trained = Harder(3)
+    trained.level = 5
+    env = adapters.to_rl_games(trained, "trained")
+    env.reset()
+    state = copy.deepcopy(env.get_env_state())
+    for num_envs, lines in ((3, 0), (2, 1)):
+        other = Harder(num_envs)
+        played = adapters.to_rl_games(other, "played")
+        played.set_env_state(state)
+        assert other.level == 5
+        assert played.reset()["obs"].shape == (num_envs, 3)
+        assert len(caplog.records) == lines
+    assert "the state of 3 environments is left out, as there are 2 now" in caplog.text
 
 
 class Unlimited(RandomWalk):
