@@ -68,8 +68,9 @@ def connect(address: str | None) -> ModuleType:
 
 def check_answers(address: str) -> None:
     """UsageError if nothing at HOST:PORT speaks HTTP/2, as Ray does: Ray itself would try for two
-    minutes.
+    minutes. With TLS it is enough that something listens.
     """
+    has_tls = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")  # as Ray reads it
     match = re.fullmatch(r"(?!\w+://)\[?([^\[\]/]+)\]?:(\d{1,5})", address)
     if match is None:  # auto, local, or another protocol
         if ":" not in address and address not in ("auto", "local"):
@@ -77,6 +78,8 @@ def check_answers(address: str) -> None:
         return
     try:
         with socket.create_connection((match[1], int(match[2])), ANSWER_SECONDS) as connection:
+            if has_tls:
+                return
             connection.sendall(HELLO)
             answer = connection.recv(9)
     except (OSError, OverflowError) as error:

@@ -154,6 +154,22 @@ def test_an_address_where_nothing_or_something_else_listens(
         check_answers(known)
 
 
+def test_with_tls_it_is_enough_that_something_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that waits for TLS gives no settings before it."""
+    monkeypatch.setattr(ray_places, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        for switch in ("1", "true", "True"):
+            monkeypatch.setenv("RAY_USE_TLS", switch)
+            check_answers(address)
+        monkeypatch.setenv("RAY_USE_TLS", "0")
+        with pytest.raises(UsageError, match="timed out"):
+            check_answers(address)
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    with pytest.raises(UsageError, match="refused"):
+        check_answers(address)
+
+
 class Nodes:
     """Ray, as far as its nodes are asked for."""
 
