@@ -7,9 +7,9 @@ cannot be saved: a resumed run begins new episodes.
 """
 
 import json
+import logging
 import os
 import shlex
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -151,6 +151,7 @@ class IsaacGym(CountingEnv):
         self._has_started = False
         self._env_steps = 0  # of all environments, in the whole training
         self._curriculum = "null"  # of the task, as JSON
+        self._warned = ""  # of its curriculum
 
     def _share(self, layout: Layout, gpu: int | None) -> None:
         """Make the tensors that both processes share."""
@@ -209,9 +210,20 @@ class IsaacGym(CountingEnv):
         """Steps of the training, and what the task keeps between its episodes; of a simulator that
         has died as it was when it was last asked.
         """
-        with suppress(EnvError, UsageError):
-            state = self._simulator.call("get_curriculum", self.step_timeout)
+        try:
+            state, obstacle = self._simulator.call("get_curriculum", self.step_timeout)
             self._curriculum = json.dumps(state)
+        except UsageError:
+            obstacle = ""  # it has ended before, which was said
+        except EnvError as error:
+            obstacle = str(error)
+        if obstacle and obstacle != self._warned:
+            self._warned = obstacle
+            logging.getLogger("gpurl").warning(
+                "what %s keeps between its episodes (get_env_state) is not saved: %s",
+                self.task,
+                obstacle,
+            )
         return {"env_steps": self._env_steps, "task": self._curriculum}
 
     def load_curriculum_state(self, state: Info) -> None:

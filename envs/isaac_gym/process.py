@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from gpurl.errors import EnvError, UsageError
 
 SERVER = Path(__file__).with_name("server.py")
@@ -140,7 +142,8 @@ class SimulatorProcess:
 
     def _exchange(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Send a call and receive its reply, a line of JSON each."""
-        self._channel.sendall(json.dumps({"call": name, **arguments}).encode() + b"\n")
+        request = json.dumps({"call": name, **arguments}, default=_plain_number)
+        self._channel.sendall(request.encode() + b"\n")
         while b"\n" not in self._received:
             received = self._channel.recv(65536)
             if not received:
@@ -187,6 +190,13 @@ class SimulatorProcess:
     def close(self) -> None:
         """End the process: by a call, then by a signal."""
         self._end()
+
+
+def _plain_number(value: Any) -> Any:
+    """For JSON, which knows no numbers of numpy, as seeds may be."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"wanted plain values, got a {type(value).__name__}")
 
 
 def _environment(python: str, gpu: int | None) -> dict[str, str]:

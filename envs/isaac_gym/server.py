@@ -48,6 +48,10 @@ class WrongUse(Exception):
     """An error that the user can fix: a name, a setting, an installation."""
 
 
+class NotJson(Exception):
+    """A value that JSON does not hold."""
+
+
 # ---- shared tensors ----
 
 
@@ -695,11 +699,20 @@ class Simulation:
             self.tensors["log"][: len(rows)] = self.torch.stack(rows)
         return list(values)
 
-    def get_curriculum(self) -> Any:
-        """What the task keeps between its episodes, as JSON; None if it keeps nothing."""
+    def get_curriculum(self) -> Tuple[Any, str]:
+        """(what the task keeps between its episodes, as JSON, None if it keeps nothing; why that
+        cannot be saved, "" if it can).
+        """
         if not hasattr(self.env, "get_env_state"):
-            return None
-        return to_json(self.env.get_env_state(), self.torch)
+            return None, ""
+        # no reason to end: the task can be trained on without it
+        try:
+            return to_json(self.env.get_env_state(), self.torch), ""
+        except NotJson as error:
+            return None, str(error)
+        except Exception as error:
+            traceback.print_exc()
+            return None, "get_env_state failed: {}: {}".format(type(error).__name__, error)
 
     def set_curriculum(self, state: Any) -> None:
         """Continue from `get_curriculum`."""
@@ -720,22 +733,41 @@ def _numbers(values: Dict[str, Any], num_envs: int, torch: Any) -> Iterator[Tupl
             yield name, value
 
 
-def to_json(value: Any, torch: Any) -> Any:
-    """`value` of dicts, lists, numbers, text and tensors, as JSON holds it."""
+def to_json(value: Any, torch: Any, key: str = "") -> Any:
+    """`value` of dicts, lists, numbers, text, tensors and arrays of numpy, as JSON holds it.
+
+    NotJson for anything else, and for keys that are no text; it names the key, as in ranges.mass.
+    """
+    import numpy
+
     if isinstance(value, dict):
-        return {str(name): to_json(each, torch) for name, each in value.items()}
+        for name in value:
+            if not isinstance(name, str):
+                kind = type(name).__name__
+                raise NotJson("key {!r}: {}, wanted text".format(key + str(name), kind))
+        return {name: to_json(each, torch, key + name + ".") for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_json(each, torch) for each in value]
+        return [to_json(each, torch, "{}{}.".format(key, k)) for k, each in enumerate(value)]
+    held = value
     if isinstance(value, torch.Tensor):
         kind = str(value.dtype).split(".")[-1]
-        return {"tensor": value.cpu().tolist(), "dtype": kind, "device": str(value.device)}
-    if hasattr(value, "item"):  # a number of numpy
-        return value.item()
-    return value
+        held = {"tensor": value.cpu().tolist(), "dtype": kind, "device": str(value.device)}
+    elif isinstance(value, numpy.ndarray):
+        held = {"array": value.tolist(), "dtype": str(value.dtype)}
+    elif isinstance(value, numpy.generic):
+        held = value.item()
+    try:
+        json.dumps(held)
+    except TypeError:
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise NotJson("key {!r}: {}, which JSON does not hold".format(key[:-1], kind)) from None
+    return held
 
 
 def from_json(value: Any, torch: Any) -> Any:
     """The inverse of `to_json`, but tuples become lists."""
+    import numpy
+
     if isinstance(value, list):
         return [from_json(each, torch) for each in value]
     if not isinstance(value, dict):
@@ -743,6 +775,8 @@ def from_json(value: Any, torch: Any) -> Any:
     if value.keys() == {"tensor", "dtype", "device"}:
         dtype = getattr(torch, value["dtype"])
         return torch.tensor(value["tensor"], dtype=dtype, device=value["device"])
+    if value.keys() == {"array", "dtype"}:
+        return numpy.array(value["array"], dtype=value["dtype"])
     return {name: from_json(each, torch) for name, each in value.items()}
 
 
@@ -772,16 +806,16 @@ def serve(channel: socket.socket) -> None:
         try:
             if name in IN_SHARED_TENSORS:
                 simulation.shared.take_over()
-            reply = {"result": calls[name](**request)}
+            reply = json.dumps({"result": calls[name](**request)})
             # also after a call that only read them: the trainer will overwrite them
             if name in IN_SHARED_TENSORS:
                 simulation.shared.hand_over()
         except WrongUse as error:
-            reply = {"wrong_use": str(error)}
+            reply = json.dumps({"wrong_use": str(error)})
         except Exception as error:
             traceback.print_exc()
-            reply = {"error": "{}: {}".format(type(error).__name__, error)}
-        channel.sendall(json.dumps(reply).encode() + b"\n")
+            reply = json.dumps({"error": "{}: {}".format(type(error).__name__, error)})
+        channel.sendall(reply.encode() + b"\n")
 
 
 def main(channel: int, lifeline: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -216,6 +217,60 @@ def test_a_curriculum_goes_on_in_another_environment(monkeypatch: pytest.MonkeyP
     assert other.curriculum_state() == state
     assert float(other.step(torch.zeros(2, 1)).info["log"]["frames"]) == 9 * NUM_ENVS
     other.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("odd_key", "key 'ranges.7': int, wanted text"),
+        ("odd_value", "key 'ranges.mass.0': set, which JSON does not hold"),
+        ("no_state", "get_env_state failed: RuntimeError: the ranges are not there yet"),
+    ],
+)
+def test_a_curriculum_that_cannot_be_saved_is_said_once_and_ends_nothing(
+    fault: str, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    env: Any = make_env("isaac_gym:FakeTerrain", NUM_ENVS, overrides=f"env.fault={fault}")
+    env.reset()
+    for _ in range(2):
+        env.step(torch.zeros(NUM_ENVS, 1))
+        state = env.curriculum_state()
+    assert state == {"env_steps": 2 * NUM_ENVS, "task": "null"}
+    env.load_curriculum_state(state)
+    env.step(torch.zeros(NUM_ENVS, 1))
+    env.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"what FakeTerrain keeps between its episodes (get_env_state) is not saved: {why}"
+    ]
+
+
+def test_a_simulator_that_ends_when_it_is_asked_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint is written, as what was before counts."""
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    env = make_terrain()
+    env.reset()
+    before = env.curriculum_state()
+    os.kill(env._simulator.process.pid, signal.SIGKILL)
+    assert env.curriculum_state() == env.curriculum_state() == before
+    (record,) = caplog.records
+    assert "ended in get_curriculum (signal SIGKILL)" in record.getMessage()
+    env.close()
+
+
+def test_numbers_of_numpy_are_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    envs: list[Any] = [
+        make_env("isaac_gym:FakeTerrain", NUM_ENVS, seed=kind(5)) for kind in (int, np.int64)
+    ]
+    plain, of_numpy = [env.reset()[0] for env in envs]
+    assert torch.equal(plain, of_numpy)
+    plain, of_numpy = envs[0].reset(seed=7)[0], envs[1].reset(seed=np.int64(7))[0]
+    assert torch.equal(plain, of_numpy)
+    for env in envs:
+        env.close()
 
 
 def test_a_resumed_run_keeps_the_curriculum(

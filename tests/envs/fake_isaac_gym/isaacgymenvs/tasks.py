@@ -4,6 +4,7 @@ that ends the episode.
 
 from typing import Any, Dict, Tuple
 
+import numpy as np
 import torch
 from hydra import compose
 from simulated_walkers import NUM_OBS, Walkers
@@ -136,10 +137,22 @@ class InTheSameStep(VecTask):
         self.progress_buf[:] = cfg["env"].get("firstClock", 0)
 
     def get_env_state(self) -> Any:
-        return {"level": self.level, "ranges": {"mass": [0.5, 2]}}
+        fault = self.cfg["env"]["fault"]
+        if fault == "no_state":
+            raise RuntimeError("the ranges are not there yet")
+        ranges = {"odd_key": {7: 0.5}, "odd_value": {"mass": [{0.5}]}}
+        return {
+            "level": self.level,
+            "ranges": ranges.get(fault, {"mass": [0.5, 2], "arm": np.float32(0.1)}),
+            "masses": np.arange(6, dtype=np.float32).reshape(2, 3),
+        }
 
     def set_env_state(self, env_state: Any) -> None:
-        assert env_state["ranges"] == {"mass": [0.5, 2]}, env_state
+        ranges = {"mass": [0.5, 2], "arm": float(np.float32(0.1))}
+        assert env_state["ranges"] == ranges, env_state
+        masses = env_state["masses"]
+        assert masses.dtype == np.float32, env_state
+        assert masses.tolist() == [[0, 1, 2], [3, 4, 5]], env_state
         self.level = env_state["level"]
 
     def reset_idx(self, env_ids: Any) -> None:
