@@ -7,7 +7,7 @@ state of a simulator cannot be saved: a resumed run begins new episodes.
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -229,6 +229,7 @@ class TorchVector(CountingEnv):
             seed += self.first_env
         if mask is None or self._last is None:
             batch, extras = self._call("reset", self._env.reset, seed=seed, options=others or None)
+            self._check_info("reset", extras)
             self._new_log_terms(extras)  # of unfinished episodes: no step reports them
             obs = self._encode("reset", batch)
             self._done = torch.zeros_like(self._done)
@@ -255,6 +256,7 @@ class TorchVector(CountingEnv):
                 f"{describe(result)}"
             )
         batch, raw_reward, raw_terminated, raw_truncated, extras = result
+        self._check_info("step", extras)
         # columns [N] in new memory
         reward = self._column("reward", raw_reward, np.float32)
         terminated = self._column("terminated", raw_terminated, np.bool_)
@@ -276,6 +278,10 @@ class TorchVector(CountingEnv):
         self._done = done
         self._steps += 1
         return timestep
+
+    def _check_info(self, where: str, info: object) -> None:
+        if not isinstance(info, Mapping):
+            raise EnvError(f"{self._label}.{where}: wanted a dict as info, got {describe(info)}")
 
     def _keep(self, obs: list[Tensor]) -> None:
         """Keep the observations for the next step; as clones if they may become final

@@ -1,6 +1,7 @@
 """What the file beside an exported policy says: its inputs and outputs, and where it comes from."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import gymnasium
@@ -88,15 +89,22 @@ def _observations(space: gymnasium.Space) -> list[Json]:
     """The inputs before the memory: one for each group, where the observation has names."""
     if not isinstance(space, GroupedBox):
         return [_tensor("obs", space.shape or (), str(obs_dtype(space)))]
+    names = _input_names([group.name for group in space.groups])
     return [
-        _tensor(_input_name(group.name), group.shape, "uint8" if group.is_image else "float32")
-        for group in space.groups
+        _tensor(name, group.shape, "uint8" if group.is_image else "float32")
+        for name, group in zip(names, space.groups)
     ]
 
 
-def _input_name(group: str) -> str:
-    """The name of a group; another one where it is that of another input or output."""
-    return f"obs_{group}" if group in OTHER_NAMES else group
+def _input_names(groups: Sequence[str]) -> list[str]:
+    """The names of groups, each with obs_ in front until it is that of no other input or output."""
+    names = []
+    for group in groups:
+        name = group
+        while name in OTHER_NAMES or (name != group and name in groups):
+            name = f"obs_{name}"
+        names.append(name)
+    return names
 
 
 def _tensor(name: str, shape: tuple[int, ...], dtype: str) -> dict[str, Json]:

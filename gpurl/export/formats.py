@@ -54,6 +54,11 @@ def _onnx(module: PolicyModule, arguments: Arguments, description: dict[str, Jso
     """
     onnx = _need("onnx")
     _need("onnxscript")
+    if "" in _names(description, "inputs"):
+        raise UsageError(
+            "a group of observations is called '', and ONNX has no inputs without a name: give it "
+            "one in single_observation_space, or take --format pt2"
+        )
     program = _program(module, arguments)
     try:
         written = torch.onnx.export(

@@ -496,6 +496,15 @@ def test_misuse_and_misbehaviour_are_named() -> None:
         TorchVector(2, env=WalkVector(2, "SameStep"))  # type: ignore[arg-type]
     with pytest.raises(EnvError, match="wanted a tensor, got an ndarray; gymnasium_cpu takes"):
         make_env("torch_vector:CartPole-v1", 2).reset()
+    silent = WalkVector(2, AutoresetMode.SAME_STEP)
+    env = TorchVector(2, env=silent)
+    env.reset()
+    silent.step = lambda actions: (*silent.buffers, None)  # type: ignore[method-assign]
+    with pytest.raises(EnvError, match=r"WalkVector.step: wanted a dict as info, got nothing"):
+        env.step(torch.zeros(2, 1))
+    silent.reset = lambda **words: (silent.buffers[0], None)  # type: ignore[method-assign]
+    with pytest.raises(EnvError, match=r"WalkVector.reset: wanted a dict as info, got nothing"):
+        env.reset()
     env = TorchVector(4, env=NoPartialReset(4, AutoresetMode.DISABLED))
     env.reset(seed=3)
     with pytest.raises(EnvError, match="cannot reset some environments only"):

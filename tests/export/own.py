@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, MultiDiscrete
+from gymnasium.spaces import Box, Dict, MultiDiscrete
 from torch import Tensor, nn
 
 from gpurl.algorithms.base import Decision, PolicyState
@@ -32,6 +32,23 @@ class HalfBounded(RandomWalk):
         np.array([[1.0, 5.0], [np.inf, np.inf]], np.float32),
         dtype=np.float32,
     )
+
+
+class Colliding(RandomWalk):
+    """Groups of observations called as an output of the file, and as its other name."""
+
+    names = ("action", "obs_action")
+    single_observation_space = Dict({name: Box(-np.inf, np.inf, (3,)) for name in names})
+
+    def observe(self, state: dict[str, Tensor]) -> Any:
+        return {name: (k + 1) * state["x"] for k, name in enumerate(self.names)}
+
+
+class Unnamed(Colliding):
+    """A group of observations without a name."""
+
+    names = ("", "speed")
+    single_observation_space = Dict({name: Box(-np.inf, np.inf, (3,)) for name in names})
 
 
 class Hidden(HiddenAlternating):

@@ -170,6 +170,18 @@ def test_nested_observations_are_flattened_as_by_gymnasium() -> None:
     np.testing.assert_allclose(make_encoder(space).encode(batch), expected)
 
 
+def test_names_of_groups_are_inputs_of_their_own(tmp_path: Path) -> None:
+    settings = {**SMALL, "total_steps": 1}
+    train("ppo", f"{OWN}:Colliding", **settings, run_dir=str(tmp_path / "colliding"))
+    exported = export_run(tmp_path / "colliding", "onnx")
+    session = onnxruntime.InferenceSession(exported.file, providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == ["obs_obs_action", "obs_action"]
+    train("ppo", f"{OWN}:Unnamed", **settings, run_dir=str(tmp_path / "unnamed"))
+    with pytest.raises(UsageError, match="a group of observations is called ''"):
+        export_run(tmp_path / "unnamed", "onnx")
+    export_run(tmp_path / "unnamed", "torchscript")
+
+
 # ---- the check can fail ----
 
 
