@@ -1,7 +1,9 @@
 """Compares two forms of a policy on random observations: actions must agree to 1e-5 of their size,
-choices exactly, except where the two best are as close as that.
+or to what the rounding of large observations makes of them; choices exactly, except where the two
+best are as close as 1e-5.
 """
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,6 +18,7 @@ from gpurl.nn.acting import PolicyModule
 from gpurl.nn.normalizer import Normalizer
 
 TOLERANCE = 1e-5  # of float actions, in units of their own size where that is above 1
+ROUNDINGS = 4  # times the rounding error of the module, allowed beside it
 MAX_WIDTH = 1e6  # wider dimensions of observations count as unbounded
 STEPS = 4  # of an episode for a policy with memory, twice
 
@@ -62,10 +65,13 @@ def check_parity(
                 expected = policy.act(_tensors(obs)).cpu().numpy()
                 action, next_memory = play(obs, memory)
                 difference = _difference(expected, action, module, obs, memory)
-                if not difference <= TOLERANCE:  # NaN too
+                allowed = TOLERANCE
+                if TOLERANCE < difference < math.inf:
+                    allowed += ROUNDINGS * _rounding(module, obs, memory)
+                if not difference <= allowed:  # NaN too
                     raise UsageError(
                         f"{title} differs from the policy: by {difference:.2g} at {batch_size} "
-                        f"random observations, at most {TOLERANCE:g} is allowed. An `act` of your "
+                        f"random observations, at most {allowed:.2g} is allowed. An `act` of your "
                         f"own must be what `actor_modules` computes; else please report it"
                     )
                 worst = max(worst, difference)
@@ -160,6 +166,24 @@ def _difference(
     is_other = torch.from_numpy(action != expected).reshape(margin.shape)
     largest = float(margin.cpu()[is_other].max())
     return largest if largest <= TOLERANCE else float("inf")
+
+
+@torch.no_grad()
+def _rounding(module: PolicyModule, obs: Observations, memory: np.ndarray | None) -> float:
+    """The largest change of the module's own actions, in units of their size, between the next
+    floats below and above the observations: no two ways to compute them are always closer.
+    """
+    device = next(module.parameters()).device
+    rest = [] if memory is None else [memory]
+    actions = []
+    for limit in (-np.inf, np.inf):
+        moved = [
+            np.nextafter(each, np.float32(limit)) if each.dtype == np.float32 else each
+            for each in arrays_of(obs)
+        ]
+        outputs = module(*(torch.as_tensor(each, device=device) for each in (*moved, *rest)))
+        actions.append((outputs if isinstance(outputs, Tensor) else outputs[0]).cpu().numpy())
+    return _difference(actions[0], actions[1], module, obs, memory)
 
 
 @torch.no_grad()

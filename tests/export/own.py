@@ -34,6 +34,16 @@ class HalfBounded(RandomWalk):
     )
 
 
+class Wide(RandomWalk):
+    """Observations and actions of any size: sums of large terms that nearly cancel."""
+
+    single_observation_space = Box(-1000.0, 1000.0, (30,), np.float32)
+    single_action_space = Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observe(self, state: dict[str, Tensor]) -> Tensor:
+        return state["x"].repeat(1, 10)
+
+
 class Colliding(RandomWalk):
     """Groups of observations called as an output of the file, and as its other name."""
 

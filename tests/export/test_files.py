@@ -19,6 +19,7 @@ from gpurl.api import train
 from gpurl.cli.main import main
 from gpurl.envs.numpy.spaces import make_encoder
 from gpurl.errors import UsageError
+from gpurl.export.parity import random_observations
 from gpurl.export.run import export_run
 from gpurl.nn.acting import Normalize
 from tests.export.runs import OWN, make_run
@@ -201,6 +202,27 @@ def test_an_act_of_ones_own_is_not_exported_as_another(tmp_path: Path) -> None:
     train(f"{OWN}:OwnActPPO", "pendulum", **{**SMALL, "total_steps": 1, "run_dir": str(folder)})
     with pytest.raises(UsageError, match="the module of OwnActPPO differs from the policy"):
         gpurl.load(folder).module()
+
+
+@pytest.mark.parametrize("name", ["ppo", f"{OWN}:OwnActPPO"])
+def test_rounding_of_large_observations_is_no_difference(name: str, tmp_path: Path) -> None:
+    """But an act that is another one is found there, too."""
+    network = {"hidden": [256, 256], "activation": "elu"}
+    settings = {**SMALL, "total_steps": 1, "network": network, "normalize_obs": False}
+    train(name, f"{OWN}:Wide", **settings, run_dir=str(tmp_path / "run"))
+    policy: Any = gpurl.load(tmp_path / "run")
+    # large terms that nearly cancel at the first observation of the check
+    space = policy.algorithm.observation_space
+    first = torch.from_numpy(random_observations(space, None, 1, np.random.default_rng(0)))
+    actor = policy.algorithm.network.actor
+    with torch.no_grad():
+        actor.weight.mul_(1000.0)
+        actor.bias.sub_(policy.act(first))
+    if name == "ppo":
+        policy.module()
+    else:
+        with pytest.raises(UsageError, match="the module of OwnActPPO differs from the policy"):
+            policy.module()
 
 
 def test_an_algorithm_that_does_not_say_what_acts(tmp_path: Path) -> None:
