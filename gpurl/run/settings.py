@@ -180,7 +180,9 @@ class TrainConfig:
     number of threads is not measured.
     """
     threads: int | None = None
-    """CPU threads; by default the fastest number up to torch's, measured at the start."""
+    """CPU threads; by default the fastest number for the networks up to torch's, measured at the
+    start, and all of torch's for MuJoCo's physics.
+    """
     rank_timeout: float = 1800.0
     """With several processes: seconds that one waits for the others before the run ends."""
     root: str = "runs"

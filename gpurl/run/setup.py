@@ -93,11 +93,10 @@ def make_trainer(
     # the process, the engine and its notes
     if device.type == "cpu":
         keep_large_blocks()
+        # what is fastest for small networks, or a member's part, is not so for a simulator
+        for each in filter(None, (env, eval_env)):
+            each.use_threads(config.threads or torch.get_num_threads())
     if config.population > 1:
-        # members take a part of the threads each, environments step for all
-        if device.type == "cpu":
-            for each in filter(None, (env, eval_env)):
-                each.use_threads(config.threads or torch.get_num_threads())
         engine = make_population(settings, algorithms, env, threads, backend)
     else:
         if device.type == "cpu":

@@ -51,6 +51,22 @@ def test_physics_has_the_threads_of_all_members(tmp_path: Path, name: str) -> No
     assert (seen.of_torch, seen.of_physics) == (1, 4)
 
 
+def test_physics_has_all_threads_where_one_is_fastest_for_the_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mujoco")
+    monkeypatch.setattr("gpurl.run.setup._fastest_threads", lambda algorithm: 1)
+    seen, before = Threads(), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        settings = {"run_dir": str(tmp_path), "horizon": 4, "num_envs": 8, "minibatches": 1}
+        run = {"total_steps": 32, "eval_episodes": 0, "device": "cpu", "quiet": True}
+        gpurl.train("ppo", "hopper", callbacks=[seen], **settings, **run)  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(before)
+    assert (seen.of_torch, seen.of_physics) == (1, 3)
+
+
 def members_of(folder: Path) -> list[dict[str, Any]]:
     """The weights and the training of each member."""
     parts, _ = load_checkpoint(folder)
