@@ -158,7 +158,8 @@ def measure(job: Job) -> Result:
         mib = (total - free) / 2**20
     else:
         mib = resident_mib()
-    columns = engine_columns(trainer) | machine(str(device))
+    # those of the physics; the networks have the number that is fastest for them
+    columns = engine_columns(trainer) | machine(str(device)) | {"threads": str(job.threads)}
     env.close()
     return {"rates": rates, "mib": mib, "columns": columns}
 
