@@ -247,7 +247,9 @@ def run(
         if ranks.count > 1:
             _check_for_ranks(ranks, env)
         if ranks.count > 1 or config.requeue:
-            resume_from = folder_to_resume(resume_from, chosen, config.requeue)
+            # the first rank decides: another one may not see a new file yet
+            found = ranks.of_first(str(folder_to_resume(resume_from, chosen, config.requeue) or ""))
+            resume_from = Path(found) if found else None
         is_new = resume_from is None or is_checkpoint(resume_from)
         settings_here = settings_of_rank(settings, ranks)
         cleanup.enter_context(deterministic(config.deterministic))

@@ -212,7 +212,8 @@ class IsaacGym(CountingEnv):
         """
         try:
             state, obstacle = self._simulator.call("get_curriculum", self.step_timeout)
-            self._curriculum = json.dumps(state)
+            if not obstacle:
+                self._curriculum = json.dumps(state)
         except UsageError:
             obstacle = ""  # it has ended before, which was said
         except EnvError as error:
@@ -220,7 +221,8 @@ class IsaacGym(CountingEnv):
         if obstacle and obstacle != self._warned:
             self._warned = obstacle
             logging.getLogger("gpurl").warning(
-                "what %s keeps between its episodes (get_env_state) is not saved: %s",
+                "what %s keeps between its episodes (get_env_state) is not saved, or as it was "
+                "before: %s",
                 self.task,
                 obstacle,
             )

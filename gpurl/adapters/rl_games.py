@@ -95,7 +95,7 @@ class RlGamesEnv(IVecEnv):
         """Continue from `get_env_state()`; of another number of environments only the curriculum is
         taken.
         """
-        if not env_state:
+        if not env_state or "num_envs" not in env_state:  # older ones have no number
             return
         if env_state["num_envs"] == self.env.num_envs:
             self.env.load_state_dict(env_state["state"])

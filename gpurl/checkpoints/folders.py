@@ -94,11 +94,15 @@ def save_checkpoint(
                 _remove(stale)
             old_latest = _follow(folder / "LATEST")
             # the check comes first: it raises for a checkpoint of a newer format
-            if not _is_intact(path) or overwrite:
+            is_there = _is_intact(path)
+            # BEST comes before what knows its return, LATEST or a new version of LATEST's: a run
+            # that is killed between them evaluates again. In the other order it would know a best
+            # return that BEST never named
+            if is_best and is_there:
+                _write_pointer(folder / "BEST", path.name)
+            if not is_there or overwrite:
                 _write_folder(path, step, parts, is_best)
-            # BEST first: a run that is killed here resumes before this step and evaluates again. In
-            # the other order it would know a best return that BEST never named
-            if is_best:
+            if is_best and not is_there:
                 _write_pointer(folder / "BEST", path.name)
             elif drop_best:
                 (folder / "BEST").unlink(missing_ok=True)

@@ -117,9 +117,11 @@ def train_on(
         local_addr=ADDRESS,
         max_restarts=max_restarts,
         monitor_interval=WATCH_SECONDS,
-        # after a signal they finish their iteration and save, which may take long
-        shutdown_timeout=max(int(config.rank_timeout), 1),
     )
+    # after a signal they finish their iteration and save, which may take long; torch 2.10 gives
+    # them 30 seconds
+    if hasattr(launch, "shutdown_timeout"):
+        launch.shutdown_timeout = max(int(config.rank_timeout), 1)
     logging.disable(logging.ERROR)  # the processes say themselves what went wrong
     try:
         elastic_launch(launch, sys.executable)(*_program(), "train", *words)

@@ -14,7 +14,12 @@ from typing import NoReturn
 import torch
 
 from gpurl.algorithms.base import Algorithm, Metrics
-from gpurl.checkpoints.folders import list_checkpoints, save_checkpoint
+from gpurl.checkpoints.folders import (
+    best_checkpoint,
+    list_checkpoints,
+    save_checkpoint,
+    step_name,
+)
 from gpurl.checkpoints.run_parts import Parts
 from gpurl.checkpoints.state_files import State
 from gpurl.discovery import is_of_session
@@ -301,7 +306,6 @@ class Trainer:
                 parts = self.state()
                 if self.is_first:
                     self._write(parts)
-                    self.evaluations.note_saved(self.steps)
                 self.saved_at = self.steps
                 self.drops_best = False
             except (CheckpointError, MemoryError, torch.OutOfMemoryError) as error:
@@ -312,15 +316,21 @@ class Trainer:
 
     def _write(self, parts: Parts) -> None:
         """CheckpointError if that fails."""
-        save_checkpoint(
-            self.folder / "checkpoints",
-            self.steps,
-            parts,
-            keep=self.settings.train.keep_checkpoints,
-            is_best=self.evaluations.best_at == self.steps,
-            overwrite=self.saved_at != self.steps,
-            drop_best=self.drops_best,
-        )
+        folder = self.folder / "checkpoints"
+        try:
+            save_checkpoint(
+                folder,
+                self.steps,
+                parts,
+                keep=self.settings.train.keep_checkpoints,
+                is_best=self.evaluations.best_at == self.steps,
+                overwrite=self.saved_at != self.steps,
+                drop_best=self.drops_best,
+            )
+        finally:  # BEST may be written, and what follows it not
+            best = best_checkpoint(folder)
+            if best is not None and best.name == step_name(self.steps):
+                self.evaluations.note_saved(self.steps)
 
     def state(self) -> Parts:
         """The parts of a checkpoint, of all ranks on the first."""

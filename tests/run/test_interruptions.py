@@ -2,6 +2,7 @@
 in somebody's sweep of runs.
 """
 
+import errno
 import functools
 import json
 import math
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from gpurl.algorithms.base import Metrics
 from gpurl.api import evaluate_run, resume, train
+from gpurl.checkpoints import folders
 from gpurl.checkpoints.folders import (
     best_checkpoint,
     latest_checkpoint,
@@ -339,6 +341,31 @@ def test_a_best_policy_that_no_disk_took_is_not_the_best(
     latest, _ = load_checkpoint(tmp_path)
     assert best["trainer"]["steps"] == 3 * ITERATION
     assert best["trainer"]["best_return"] == latest["trainer"]["best_return"] == 30.0
+
+
+def test_a_disk_that_is_full_behind_the_name_of_the_best_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Returns of 10, 50, 30, 20; LATEST could not be written for the second."""
+    returns = iter((10.0, 50.0, 30.0, 20.0))
+    write_pointer = folders._write_pointer
+
+    def play_each(*_: object, **__: object) -> list[dict[str, float]]:
+        mean = next(returns)
+        return [{"eval/mean_reward": mean, "eval/std_reward": 0.0, "eval/episodes": 1.0}]
+
+    def write(pointer: Path, name: str) -> None:
+        if pointer.name == "LATEST" and name == folders.step_name(2 * ITERATION):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_pointer(pointer, name)
+
+    monkeypatch.setattr("gpurl.run.evaluator.Player.play_each", play_each)
+    monkeypatch.setattr(folders, "_write_pointer", write)
+    small_run(tmp_path, 4, eval_every=ITERATION)
+    best, _ = load_checkpoint(tmp_path, best=True)
+    latest, _ = load_checkpoint(tmp_path)
+    assert best["trainer"]["steps"] == 2 * ITERATION
+    assert best["trainer"]["best_return"] == latest["trainer"]["best_return"] == 50.0
 
 
 def test_an_error_in_the_last_evaluation_loses_nothing(

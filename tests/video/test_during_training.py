@@ -3,6 +3,7 @@
 import logging
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ import torch
 import gpurl
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.envs.canvas import Canvas
+from gpurl.envs.pendulum import Pendulum
+from gpurl.envs.torch_env import State
 from gpurl.errors import UsageError
+from gpurl.kernels.random import CounterRandom
 from gpurl.run.callbacks import Callback, RunView
 from tests.small_runs import ITERATION, SMALL, small_run
 
@@ -73,6 +77,25 @@ def test_the_screen_shows_how_far_a_video_is(tmp_path: Path) -> None:
     assert watches.texts[0].startswith("video: frame 1 of at most 40, 2.5 %, ETA ")
     assert watches.texts[-2:] == [watches.texts[39], ""]
     assert watches.texts[39].startswith("video: frame 40 of at most 40, 100.0 %, ETA 0:00:00")
+
+
+class Graded(Pendulum):
+    """Notes the progress at which an episode of a film begins."""
+
+    seen: ClassVar[list[float]] = []
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        if rng.num_envs == 4:  # those of a film
+            self.seen.append(float(self.training_progress))
+        return super().initial_state(rng)
+
+
+def test_a_video_is_of_the_task_at_the_progress_of_its_moment(tmp_path: Path) -> None:
+    Graded.seen.clear()
+    env = f"{__name__}:Graded"
+    changes: dict[str, Any] = {"env": env, "env_options": SHORT, "eval_episodes": 0}
+    small_run(tmp_path, 2, video_every=ITERATION, **changes)
+    assert list(dict.fromkeys(Graded.seen)) == [0.0, 0.5, 1.0]
 
 
 def test_an_error_in_rendering_is_one_warning(
