@@ -99,6 +99,15 @@ def load():
     assert bool((got["model"]["w"] == manifest["step"]).all())
     assert got["rng"]["step"] == manifest["step"]
     return manifest["step"]
+calls = 0
+def dying(function, deadline):
+    def call(*arguments, **keywords):
+        global calls
+        calls += 1
+        if calls > deadline:
+            os._exit(9)
+        return function(*arguments, **keywords)
+    return call
 def damaged():
     messages = []
     for path in list_checkpoints(folder):
@@ -163,18 +172,9 @@ for deadline in range(1000):
     save_checkpoint(folder, 1, {"other": {}, **parts(1)})
     child = os.fork()
     if child == 0:
-        calls = 0
-        def dying(function):
-            def call(*arguments, **keywords):
-                global calls
-                calls += 1
-                if calls > deadline:
-                    os._exit(9)
-                return function(*arguments, **keywords)
-            return call
         for name in ("fsync", "rename", "replace", "unlink", "rmdir"):
-            setattr(os, name, dying(getattr(os, name)))
-        folders._exchange = dying(folders._exchange)
+            setattr(os, name, dying(getattr(os, name), deadline))
+        folders._exchange = dying(folders._exchange, deadline)
         save_checkpoint(folder, 1, parts(1))
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -303,17 +303,8 @@ for deadline in range(int(sys.argv[3]), 1000):
         shutil.copytree(folder / "step_000000000001", folder / "step_000000000002")
     child = os.fork()
     if child == 0:
-        calls = 0
-        def dying(function):
-            def call(*arguments, **keywords):
-                global calls
-                calls += 1
-                if calls > deadline:
-                    os._exit(9)
-                return function(*arguments, **keywords)
-            return call
         for name in CHANGES:
-            setattr(os, name, dying(getattr(os, name)))
+            setattr(os, name, dying(getattr(os, name), deadline))
         save_checkpoint(folder, 2, parts(2), keep=1, is_best=True)
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
