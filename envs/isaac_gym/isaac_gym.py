@@ -221,8 +221,7 @@ class IsaacGym(CountingEnv):
         if obstacle and obstacle != self._warned:
             self._warned = obstacle
             logging.getLogger("gpurl").warning(
-                "what %s keeps between its episodes (get_env_state) is not saved, or as it was "
-                "before: %s",
+                "what %s keeps between its episodes (get_env_state) is not saved: %s",
                 self.task,
                 obstacle,
             )
