@@ -102,7 +102,7 @@ def save_checkpoint(
                 _write_pointer(folder / "BEST", path.name)
             if not is_there or overwrite:
                 _write_folder(path, step, parts, is_best)
-            if is_best and not is_there:
+            if is_best:
                 _write_pointer(folder / "BEST", path.name)
             elif drop_best:
                 (folder / "BEST").unlink(missing_ok=True)

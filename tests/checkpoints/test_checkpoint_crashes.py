@@ -158,6 +158,14 @@ assert load() == 7
     assert out.count("File too large") == 5
 
 
+def test_the_best_of_another_task_replaces_the_old_one_at_its_own_step(tmp_path: Path) -> None:
+    """A resumed run that evaluates another task before its first iteration."""
+    save_checkpoint(tmp_path, 1, small_parts(1), is_best=True)
+    save_checkpoint(tmp_path, 2, small_parts(2))
+    path = save_checkpoint(tmp_path, 2, small_parts(2), is_best=True, drop_best=True)
+    assert best_checkpoint(tmp_path) == path
+
+
 # ---- kills ----
 
 

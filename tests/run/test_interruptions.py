@@ -319,22 +319,28 @@ def evaluations(folder: Path) -> list[tuple[int, float]]:
     ]
 
 
+def evaluate_as(monkeypatch: pytest.MonkeyPatch, *returns: float) -> None:
+    """Evaluations give these returns, one after the other."""
+    means = iter(returns)
+
+    def play_each(*_: object, **__: object) -> list[dict[str, float]]:
+        mean = next(means)
+        return [{"eval/mean_reward": mean, "eval/std_reward": 0.0, "eval/episodes": 1.0}]
+
+    monkeypatch.setattr("gpurl.run.evaluator.Player.play_each", play_each)
+
+
 def test_a_best_policy_that_no_disk_took_is_not_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Returns of 10, 50, 30, 20, of which the second could not be saved."""
-    returns = iter((10.0, 50.0, 30.0, 20.0))
-
-    def play_each(*_: object, **__: object) -> list[dict[str, float]]:
-        mean = next(returns)
-        return [{"eval/mean_reward": mean, "eval/std_reward": 0.0, "eval/episodes": 1.0}]
+    evaluate_as(monkeypatch, 10.0, 50.0, 30.0, 20.0)
 
     def save(folder: Path, step: int, *arguments: Any, **keywords: Any) -> Path:
         if step == 2 * ITERATION:
             raise CheckpointError("cannot save: No space left on device")
         return save_checkpoint(folder, step, *arguments, **keywords)
 
-    monkeypatch.setattr("gpurl.run.evaluator.Player.play_each", play_each)
     monkeypatch.setattr("gpurl.run.trainer.save_checkpoint", save)
     small_run(tmp_path, 4, eval_every=ITERATION, save_every="1i")
     best, _ = load_checkpoint(tmp_path, best=True)
@@ -347,19 +353,14 @@ def test_a_disk_that_is_full_behind_the_name_of_the_best_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Returns of 10, 50, 30, 20; LATEST could not be written for the second."""
-    returns = iter((10.0, 50.0, 30.0, 20.0))
+    evaluate_as(monkeypatch, 10.0, 50.0, 30.0, 20.0)
     write_pointer = folders._write_pointer
-
-    def play_each(*_: object, **__: object) -> list[dict[str, float]]:
-        mean = next(returns)
-        return [{"eval/mean_reward": mean, "eval/std_reward": 0.0, "eval/episodes": 1.0}]
 
     def write(pointer: Path, name: str) -> None:
         if pointer.name == "LATEST" and name == folders.step_name(2 * ITERATION):
             raise OSError(errno.ENOSPC, "No space left on device")
         write_pointer(pointer, name)
 
-    monkeypatch.setattr("gpurl.run.evaluator.Player.play_each", play_each)
     monkeypatch.setattr(folders, "_write_pointer", write)
     small_run(tmp_path, 4, eval_every=ITERATION)
     best, _ = load_checkpoint(tmp_path, best=True)
