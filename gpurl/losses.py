@@ -87,22 +87,17 @@ def explained_variance(value: Tensor, returns: Tensor, valid: Tensor | None = No
     """0-d: 1 - Var(returns - value) / Var(returns), where valid; NaN where the returns do not vary.
     valid: bool of the shape of value and returns, None if all rows are.
     """
-    variance = _variance(returns, valid)
-    return torch.where(
-        variance > 0,
-        1.0 - _variance(returns - value, valid) / variance,
-        torch.full_like(variance, torch.nan),
-    )
-
-
-def _variance(x: Tensor, valid: Tensor | None) -> Tensor:
-    """0-d population variance of x where valid."""
+    both = torch.stack((returns, returns - value)).flatten(1)
     if valid is None:
-        return x.var(correction=0)
-    # selected, not multiplied: rows that are not valid may hold NaN
-    count = valid.sum().clamp(min=1)
-    mean = torch.where(valid, x, 0.0).sum() / count
-    return torch.where(valid, x - mean, 0.0).square().sum() / count
+        variances = both.var(1, correction=0)
+    else:
+        # selected, not multiplied: rows that are not valid may hold NaN
+        valid, zero = valid.flatten(), both.new_zeros(())
+        count = valid.sum().clamp(min=1)
+        mean = torch.where(valid, both, zero).sum(1, keepdim=True) / count
+        variances = torch.where(valid, both - mean, zero).square().sum(1) / count
+    of_returns, of_errors = variances.unbind()
+    return torch.where(of_returns > 0, 1.0 - of_errors / of_returns, torch.nan)
 
 
 # ---- critics ----
