@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gpurl.algorithms.base import Algorithm, PolicyState
 from gpurl.checkpoints.state_files import State
@@ -81,8 +80,7 @@ class Policy:
                     f"{len(batch)} observations; load(..., num_envs={len(batch)}) makes one that "
                     f"fits"
                 )
-            if algorithm.num_state:  # the actor does not read privileged observations
-                batch = functional.pad(batch.flatten(1), (0, algorithm.num_state))
+            batch = algorithm.without_state(batch)
         with explain_own_errors(type(algorithm)):
             decision = algorithm.act(batch, policy_state, explore=not deterministic)
         self._policy_state = decision.policy_state

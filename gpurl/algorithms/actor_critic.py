@@ -48,6 +48,7 @@ class ActorCriticConfig(CriticConfig):
         *CriticConfig.fixed,
         "actor_network",
         "critic_network",
+        "asymmetric",
     )
 
     actor_learning_rate: float | None = None
@@ -74,6 +75,10 @@ class ActorCriticConfig(CriticConfig):
     """
     critic_network: EncoderConfig = field(default_factory=EncoderConfig)
     """Shape of each critic; an encoder of images is one for all critics."""
+    asymmetric: bool = True
+    """The critics read the environment's privileged observations, if it has any, in place of the
+    actor's.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,6 +109,9 @@ class OffPolicyActorCritic(OffPolicy):
     actor_actions = "squashed"  # see `gpurl.nn.parts.ActorPart`
     # whether the target critics are updated with the actor only, else with the critics
     delays_target = False
+
+    def reads_state(self) -> bool:
+        return self.config.asymmetric
 
     def encoder_config(self) -> EncoderConfig | None:
         """That of the actor; UsageError if the critics read images in another form."""
@@ -141,6 +149,7 @@ class OffPolicyActorCritic(OffPolicy):
     def make_actor(self) -> Sequential:
         """A network [B, D] -> [1, B, actor_outputs]."""
         space, config = self.observation_space, self.config.actor_network
+        self.refuse_encoders_beside_state(config)
         return make_encoded_network(self.num_inputs, self.actor_outputs(), space, config)
 
     def make_critics(self, count: int) -> Sequential:
@@ -152,8 +161,9 @@ class OffPolicyActorCritic(OffPolicy):
         observations need one; see `critic_inputs`.
         """
         space, config = self.observation_space, self.config.critic_network
+        self.refuse_encoders_beside_state(config)
         encoders = make_encoders(1, space, config, RELU_GAIN)
-        num_features = encoders[0].width if encoders else self.num_inputs
+        num_features = encoders[0].width if encoders else self.num_critic_obs
         layers = make_network(count, num_features + num_actions, num_outputs, config)
         return EncodedCritics(encoders[0], layers) if encoders else layers
 
@@ -196,7 +206,8 @@ class OffPolicyActorCritic(OffPolicy):
         config = self.config
         critic = parts["critic"]
         atoms = f", atoms from {config.v_min} to {config.v_max}" if config.atoms else ""
-        values = f"{config.num_critics} critics of actions{atoms}"
+        reads = " and privileged observations" if self.num_state else ""
+        values = f"{config.num_critics} critics of actions{reads}{atoms}"
         parts["critic"] = Part((values, *critic.form), critic.tensors)
         # of the actor the last layer is apart
         layers = list(self.actor.layers) if isinstance(self.actor, Sequential) else [self.actor]
@@ -210,6 +221,11 @@ class OffPolicyActorCritic(OffPolicy):
         if self.config.init_from is not None:
             # it acts from the start: the critics must learn what its actions are worth
             self.is_random = False
+
+    def stored_shape(self) -> tuple[int, ...]:
+        if not self.num_state:
+            return super().stored_shape()
+        return (self.num_inputs + self.num_state,)
 
     def action_shape(self) -> tuple[int, ...]:
         return (self.num_actions,)
@@ -228,13 +244,36 @@ class OffPolicyActorCritic(OffPolicy):
 
     @abstractmethod
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(action [B, A] for the target at next_obs [B, D]; temperature times its
-        log-probability [B], which the target subtracts from its value, or None).
+        """(action [B, A] for the target at rows next_obs, see `actor_output`; temperature times
+        its log-probability [B], which the target subtracts from its value, or None).
         """
 
     @abstractmethod
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """(loss 0-d, metrics) of the actor; see `actor_value`."""
+
+    # ---- rows of observations ----
+
+    @property
+    def num_critic_obs(self) -> int:
+        """Numbers of an observation that the critics read."""
+        return self.num_state or self.num_inputs
+
+    def actor_obs(self, obs: Tensor) -> Tensor:
+        """[B, D] what the actor reads of normalised rows [B, D], or [B, D + S] with S privileged
+        numbers.
+        """
+        return obs[:, : self.num_inputs] if self.num_state else obs
+
+    def critic_obs(self, obs: Tensor) -> Tensor:
+        """[B, num_critic_obs] what the critics read of them."""
+        return obs[:, self.num_inputs :] if self.num_state else obs
+
+    def actor_output(self, obs: Tensor, network: Sequential | None = None) -> Tensor:
+        """[B, actor_outputs] of the actor, or of a `network` like it, at normalised rows of
+        observations.
+        """
+        return (network or self.actor)(self.actor_obs(obs)).squeeze(0)
 
     # ---- values ----
 
@@ -247,11 +286,13 @@ class OffPolicyActorCritic(OffPolicy):
         """[E, B, 1 or atoms] of the critics."""
         return self.critic(self.critic_inputs(self.critic, obs, action))
 
-    @staticmethod
-    def critic_inputs(critic: Sequential, obs: Tensor, action: Tensor | None = None) -> Tensor:
-        """What `critic` reads of obs [B, D] and action [B, A]: [B, D + A], or [B, F + A] with F
-        features of its encoder.
+    def critic_inputs(
+        self, critic: Sequential, obs: Tensor, action: Tensor | None = None
+    ) -> Tensor:
+        """What `critic` reads of rows of observations and action [B, A]: [B, num_critic_obs + A],
+        or [B, F + A] with F features of its encoder.
         """
+        obs = self.critic_obs(obs)
         if isinstance(critic, EncodedCritics):
             obs = critic.encoder(obs)[0]
         return obs if action is None else torch.cat((obs, action), 1)

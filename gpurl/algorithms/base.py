@@ -15,6 +15,7 @@ import gymnasium
 import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gpurl.algorithms.symmetry import Mirror, Symmetry
 from gpurl.buffers.rollout import RolloutBuffer
@@ -261,6 +262,26 @@ class Algorithm(ABC, nn.Module):
         """Settings of the network that encodes observations, None where none does."""
         return None
 
+    def refuse_encoders_beside_state(self, config: EncoderConfig) -> None:
+        """UsageError where a network by `config` encodes observations and the critic reads
+        privileged ones.
+        """
+        if self.num_state and choose_encoders(self.observation_space, config):
+            raise UsageError(
+                f"a critic of privileged observations and its actor read plain rows, these "
+                f"observations have encoders or images: {self.observation_space}; take "
+                f"--asymmetric False"
+            )
+
+    def without_state(self, obs: Tensor) -> Tensor:
+        """`obs` [N, *obs], or rows [N, D + S], as rows [N, D + S] with zeros for the privileged
+        observations: a trained policy gets none, and no actor reads them. As it is where the critic
+        reads none either.
+        """
+        if not self.num_state:
+            return obs
+        return functional.pad(obs.flatten(1)[:, : self.num_inputs], (0, self.num_state))
+
     def takes_groups(self) -> bool:
         """Whether the actor in torch's own modules takes a dict of the observation's groups in
         place of rows.
@@ -368,7 +389,9 @@ class Algorithm(ABC, nn.Module):
         return timestep.reward
 
     def inputs(self, obs: Tensor) -> Tensor:
-        """[N, *obs] -> [N, D] float32, normalised; with images uint8, in which floats are."""
+        """[N, *obs] -> [N, D] float32, normalised; with images uint8, in which floats are. Rows
+        with privileged observations stay [N, D + S].
+        """
         rows = obs.reshape(obs.shape[0], -1)
         if not self.reads_bytes:
             rows = rows.float()

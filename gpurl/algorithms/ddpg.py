@@ -97,14 +97,14 @@ class DDPG(OffPolicyActorCritic):
         return self.noise.add(self.greedy(obs), policy_state, self.action_random)
 
     def greedy(self, obs: Tensor) -> Tensor:
-        return self.actor(obs).squeeze(0).tanh()
+        return self.actor_output(obs).tanh()
 
     def actor_modules(self) -> Actor:
         return Actor(chain(to_torch(self.actor), nn.Tanh()), copy.deepcopy(self.box))
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
         config = self.config
-        action = (self.target_actor or self.actor)(next_obs).squeeze(0).tanh()
+        action = self.actor_output(next_obs, self.target_actor).tanh()
         if config.target_noise:  # equation 14 of Fujimoto et al.
             limit = config.target_noise_clip
             noise = self.update_random.normal((self.num_actions,)).mul_(config.target_noise)

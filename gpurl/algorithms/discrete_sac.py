@@ -67,10 +67,10 @@ class DiscreteSAC(SAC):
         return action
 
     def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
-        return self.head.sample(self.actor(obs).squeeze(0), self.action_random)[0], policy_state
+        return self.head.sample(self.actor_output(obs), self.action_random)[0], policy_state
 
     def greedy(self, obs: Tensor) -> Tensor:
-        return self.actor(obs).squeeze(0).argmax(-1)
+        return self.actor_output(obs).argmax(-1)
 
     def actor_modules(self) -> Actor:
         return Actor(to_torch(self.actor), Best())
@@ -78,7 +78,7 @@ class DiscreteSAC(SAC):
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         with torch.no_grad():
             inputs = self.inputs(obs)
-            prob = self.actor(inputs).squeeze(0).softmax(-1)
+            prob = self.actor_output(inputs).softmax(-1)
             return (prob * self.values(inputs).mean(0)).sum(-1)
 
     def values(self, obs: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class DiscreteSAC(SAC):
 
     @torch.no_grad()
     def critic_target(self, batch: Batch) -> Tensor:
-        log_prob = self.actor(batch["next_obs"]).squeeze(0).log_softmax(-1)
+        log_prob = self.actor_output(batch["next_obs"]).log_softmax(-1)
         inputs = self.critic_inputs(self.target_critic, batch["next_obs"])
         output = self.target_outputs(inputs)
         next_value = self._aggregate(output, self.config.target_aggregate)
@@ -102,7 +102,7 @@ class DiscreteSAC(SAC):
         return loss, metrics
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        log_prob = self.actor(batch["obs"]).squeeze(0).log_softmax(-1)
+        log_prob = self.actor_output(batch["obs"]).log_softmax(-1)
         with torch.no_grad():
             value = self._aggregate(self.values(batch["obs"]), self.config.actor_aggregate)
         temperature = self.temperature.value().detach()

@@ -17,8 +17,8 @@ class FastSACConfig(SACConfig):
     the task), the standard deviation may reach exp(2) (1 there), the temperature is updated with
     the actor (with every critic step there), relu in place of SiLU, Adam's second beta is 0.999
     (0.95 there), and both critics learn the mean of the two target distributions (each its own
-    there). The loss of the temperature is linear in its logarithm (in itself there), critics read
-    the actor's observations (privileged ones there), and symmetry is off (on by default there).
+    there). The loss of the temperature is linear in its logarithm (in itself there), and symmetry
+    is off (on by default there).
     target_entropy is that of actions in [-1, 1]; there it is that of actions scaled to each
     joint's range, so its 0 is less noise where ranges are wider. There the output layers begin at
     zero, so the standard deviation begins at exp(-2.5) for all observations, here at about 1.

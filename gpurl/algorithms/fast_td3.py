@@ -17,9 +17,8 @@ class FastTD3Config(TD3Config):
     clipped at 0.2.
 
     Different from that code: actions are random until learning starts, all layers are initialised
-    as torch's are (the actor's last one near 0 there), the replay buffer has 1 million transitions
-    in all (10,000 to 50,000 per environment there), and critics read the actor's observations
-    (privileged ones there, where a task has them). That code sets per task: v_min and
+    as torch's are (the actor's last one near 0 there), and the replay buffer has 1 million
+    transitions in all (10,000 to 50,000 per environment there). That code sets per task: v_min and
     v_max (10 to 10,000), gamma (0.97 or 0.99), n_step and updates.
     """
 

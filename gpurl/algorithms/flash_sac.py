@@ -115,7 +115,7 @@ class FlashSAC(SAC):
 
     def make_critics(self, count: int) -> Sequential:
         config = self.config
-        sizes = self.num_inputs + self.num_actions, max(config.atoms, 1)
+        sizes = self.num_critic_obs + self.num_actions, max(config.atoms, 1)
         return make_unit_network(count, *sizes, config.critic_network)
 
     def parts(self) -> dict[str, Part]:
@@ -196,8 +196,9 @@ class FlashSAC(SAC):
         # both pairs in one forward pass: their statistics are of both
         with torch.no_grad():
             next_action, entropy_cost = self.next_action(batch["next_obs"])
-            now = torch.cat((batch["obs"], batch["action"]), 1)
-            inputs = torch.cat((now, torch.cat((batch["next_obs"], next_action), 1)))
+            now = self.critic_inputs(self.critic, batch["obs"], batch["action"])
+            later = self.critic_inputs(self.critic, batch["next_obs"], next_action)
+            inputs = torch.cat((now, later))
             # nobody reads running statistics of the target
             with batch_statistics(self.target_critic, *self._drawn_critics, tracks=False):
                 next_output = self.target_outputs(inputs)[:, rows:]
@@ -208,8 +209,9 @@ class FlashSAC(SAC):
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with batch_statistics(self.actor):
-            output = self.actor(torch.cat((batch["obs"], batch["next_obs"]))).squeeze(0)
-        obs = batch["obs"]
+            obs, next_obs = batch["obs"], batch["next_obs"]
+            both = torch.cat((self.actor_obs(obs), self.actor_obs(next_obs)))
+            output = self.actor(both).squeeze(0)
         return self.soft_actor_loss(obs, output[: len(obs)], row_share(batch["weight"]))
 
     def temperature_loss(self, entropy: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class ModSAC(SAC):
         """SAC's with std_penalty times the variance over the batch of each log standard deviation,
         averaged over actions.
         """
-        output = self.actor(batch["obs"]).squeeze(0)
+        output = self.actor_output(batch["obs"])
         share = row_share(batch["weight"])
         loss, metrics = self.soft_actor_loss(batch["obs"], output, share)
         log_std = output.chunk(2, dim=1)[1]

@@ -165,12 +165,12 @@ class OffPolicy(Algorithm):
     @abstractmethod
     def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         """(action with exploration [N, ...], as the replay buffer stores it, next policy state) at
-        normalised obs [N, D].
+        normalised obs, [N, D] or with S privileged numbers [N, D + S].
         """
 
     @abstractmethod
     def greedy(self, obs: Tensor) -> Tensor:
-        """[N, ...] the best action at normalised obs [N, D], as stored."""
+        """[N, ...] the best action at normalised obs as in `explore`, as stored."""
 
     @abstractmethod
     def random_action(self) -> Tensor:
@@ -187,6 +187,10 @@ class OffPolicy(Algorithm):
         Returns metrics of any shape, logged as their means; "td_error" [B], which prioritised
         replay needs, is not logged.
         """
+
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of a stored observation."""
+        return tuple(self.observation_space.shape or ())
 
     def action_shape(self) -> tuple[int, ...]:
         """Shape of a stored action."""
@@ -234,9 +238,10 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
-        inputs = self.inputs(obs)
         if not explore:
+            inputs = self.inputs(self.without_state(obs))
             return Decision(self.to_env(self.greedy(inputs)), policy_state, {})
+        inputs = self.inputs(obs)
         if self.is_random:
             action = self.random_action()
         else:
@@ -257,17 +262,18 @@ class OffPolicy(Algorithm):
                 f"n_step {config.n_step} is more than replay_size {config.replay_size} holds, "
                 f"{size // self.num_envs} steps of {self.num_envs} environments"
             )
+        shape = self.stored_shape()
         arguments = (
             size,
             self.num_envs,
-            tuple(space.shape or ()),
+            shape,
             {"reward": (), "action": self.action_shape()} | self.extra_columns(),
             self.device,
             self.seed * 4 + 4,
             torch.uint8 if space.dtype == np.uint8 else torch.float32,
             config.storage,
             config.final_obs_fraction,
-            space.frames if isinstance(space, StackedBox) else 1,
+            space.frames if isinstance(space, StackedBox) and shape == space.shape else 1,
         )
         if config.prioritized:
             self.replay = PrioritizedReplay(

@@ -29,7 +29,7 @@ from gpurl.losses import explained_variance, weighted_mean
 from gpurl.nn.acting import Actor, OneOutput
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, TanhGaussian, make_head
-from gpurl.nn.encoders import EncoderConfig, choose_encoders
+from gpurl.nn.encoders import EncoderConfig
 from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.normalizer import ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam, FrozenWeights, stack_metrics
@@ -224,12 +224,7 @@ class PPO(OnPolicy):
             own = OwnTrunks(config, self.observation_space, outputs)
             return cast(ActorCritic, own)  # the same interface
         if self.num_state:
-            if choose_encoders(self.observation_space, config):
-                raise UsageError(
-                    f"a critic of privileged observations stands beside an actor of plain rows, "
-                    f"these observations have encoders or images: {self.observation_space}; take "
-                    f"--asymmetric False"
-                )
+            self.refuse_encoders_beside_state(config)
             return AsymmetricActorCritic(config, self.num_inputs, self.num_state, outputs)
         return ActorCritic(config, self.num_inputs, outputs, self.observation_space)
 
@@ -345,10 +340,9 @@ class PPO(OnPolicy):
 
     @torch.no_grad()
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
-        # a trained policy gets no privileged state; the actor does not read it
-        if self.num_state and not explore:
-            obs = torch.nn.functional.pad(obs.flatten(1)[:, : self.num_inputs], (0, self.num_state))
-        features, next_policy_state = self._features(obs, policy_state)
+        features, next_policy_state = self._features(
+            obs if explore else self.without_state(obs), policy_state
+        )
         output, value = self._forward(features)
         if not explore:
             return Decision(self.head.to_env(self.head.mode(output)), next_policy_state, {})

@@ -118,7 +118,7 @@ class SAC(OffPolicyActorCritic):
             noise = self.action_random.normal((self.num_actions,))
         else:
             noise, policy_state = self.noise.draw(policy_state, self.action_random)
-        return self.sample_action(self.actor(obs).squeeze(0), noise)[0], policy_state
+        return self.sample_action(self.actor_output(obs), noise)[0], policy_state
 
     def sample_action(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """(action [B, A], its log-probability [B]) of the actor's output [B, 2A] and standard
@@ -127,25 +127,25 @@ class SAC(OffPolicyActorCritic):
         return squashed_sample(output, noise, self.log_std_limits)
 
     def greedy(self, obs: Tensor) -> Tensor:
-        return squashed_mode(self.actor(obs).squeeze(0))
+        return squashed_mode(self.actor_output(obs))
 
     def actor_modules(self) -> Actor:
         mean = chain(to_torch(self.actor), FirstHalf(), nn.Tanh())
         return Actor(mean, copy.deepcopy(self.box))
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
-        output = (self.target_actor or self.actor)(next_obs).squeeze(0)
+        output = self.actor_output(next_obs, self.target_actor)
         noise = self.update_random.normal((self.num_actions,))
         action, log_prob = self.sample_action(output, noise)
         return action, log_prob * self.temperature.value()
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        output = self.actor(batch["obs"]).squeeze(0)
+        output = self.actor_output(batch["obs"])
         return self.soft_actor_loss(batch["obs"], output, row_share(batch["weight"]))
 
     def soft_actor_loss(self, obs: Tensor, output: Tensor, share: Tensor) -> tuple[Tensor, Metrics]:
         """(mean of temperature log p(a) - Q(obs, a), metrics), a sampled from the actor's output
-        [B, 2A] at obs [B, D]: Haarnoja et al. 2018, equation 12. share: see `row_share`.
+        [B, 2A] at rows obs: Haarnoja et al. 2018, equation 12. share: see `row_share`.
         """
         noise = self.update_random.normal((self.num_actions,))
         action, log_prob = self.sample_action(output, noise)

@@ -136,7 +136,7 @@ class ActorCriticUpdates(ABC):
     def __init__(self, algorithm: OffPolicyActorCritic) -> None:
         self.algorithm = algorithm
         rows = algorithm.config.batch_size
-        self.num_inputs = algorithm.num_inputs
+        self.num_critic_obs = algorithm.num_critic_obs
         actor, critic = layers_of(algorithm.actor), layers_of(algorithm.critic)
         self.actor = StackBatch(actor, torch.zeros(rows, actor[0][0].shape[2]))
         self.critic = StackBatch(critic, torch.zeros(rows, critic[0][0].shape[2]))
@@ -154,7 +154,8 @@ class ActorCriticUpdates(ABC):
         """As `OffPolicyActorCritic.critic_step`."""
         algorithm, critic = self.algorithm, self.critic
         target = algorithm.critic_target(batch)
-        torch.cat((batch["obs"], batch["action"]), 1, out=critic.x)
+        obs = algorithm.critic_obs(batch["obs"])
+        torch.cat((obs, batch["action"]), 1, out=critic.x)
         td = td_gradient(critic.run(), None, target, batch["weight"], False, critic.gradient)
         critic.differentiate(by_weights=True)
         norm = algorithm.optimizers["critic"].step_along_gradient(move_target, losses=td.loss)
@@ -171,8 +172,8 @@ class ActorCriticUpdates(ABC):
         """As `OffPolicyActorCritic.actor_step`, after `critic_step` of the same batch."""
 
     def actor_output(self, obs: Tensor) -> Tensor:
-        """[B, actor_outputs] at normalised obs [B, D]."""
-        self.actor.x.copy_(obs)
+        """[B, actor_outputs] at normalised rows of observations."""
+        self.actor.x.copy_(self.algorithm.actor_obs(obs))
         return self.actor.run()[0]
 
     def action_gradient(self, action: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -181,7 +182,7 @@ class ActorCriticUpdates(ABC):
         """
         critic = self.critic
         # the observations are still in place
-        critic.x[:, self.num_inputs :].copy_(action)
+        critic.x[:, self.num_critic_obs :].copy_(action)
         values, gradient = critic.run().squeeze(2), critic.gradient.squeeze(2)
         members, rows = values.shape
         aggregate = self.algorithm.config.actor_aggregate
@@ -198,7 +199,7 @@ class ActorCriticUpdates(ABC):
             gradient.mul_(share * rows)
             value = value * share * rows
         critic.differentiate(by_input=True)
-        return value.mean(), critic.input_gradient.sum(0)[:, self.num_inputs :]
+        return value.mean(), critic.input_gradient.sum(0)[:, self.num_critic_obs :]
 
     def actor_optimizer_step(self, gradient: Tensor, loss: Tensor) -> Tensor:
         """The actor's optimiser step along `gradient` [B, actor_outputs] by its output; returns the

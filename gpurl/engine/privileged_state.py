@@ -19,8 +19,8 @@ class AppendPrivilegedState(VecEnvWrapper):
     """`env`, which has a `single_state_space`, with observations [N, D + S]: the actor's [N, D] and
     the state [N, S], both flattened.
 
-    The actor reads the first D numbers, the critic the other S
-    (`gpurl.nn.actor_critic.AsymmetricActorCritic`). UsageError unless both are float32 Boxes.
+    The actor reads the first D numbers, the critic the other S. UsageError unless both are float32
+    Boxes.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -32,7 +32,7 @@ class AppendPrivilegedState(VecEnvWrapper):
             if not isinstance(space, Box) or space.dtype != np.float32:
                 raise UsageError(
                     f"an asymmetric critic needs float32 Boxes, {type(env).__name__}.{name} is "
-                    f"{space}; ppo and a2c do without by --asymmetric False"
+                    f"{space}; --asymmetric False leaves the state out, where the algorithm has it"
                 )
         # one space for both
         boxes = [space for space in spaces.values() if isinstance(space, Box)]

@@ -157,9 +157,9 @@ def _take_normalizer(algorithm: Algorithm, source: Algorithm) -> str:
     count = algorithm.num_inputs
     for name in ("mean", "variance", "shift", "inv_std"):
         getattr(ours, name)[:count].copy_(getattr(theirs, name)[:count])
-    # as much as one rollout: the other columns are still to be measured
-    rollout = float(algorithm.num_envs * algorithm.config.horizon)
-    ours.count.copy_(theirs.count.clamp(max=rollout))
+    # as much as what is collected before the first update: other columns are still to be measured
+    collected = max(algorithm.num_envs * algorithm.config.horizon, algorithm.learning_starts)
+    ours.count.copy_(theirs.count.clamp(max=float(collected)))
     return "normaliser of the observations"
 
 

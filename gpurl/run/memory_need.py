@@ -47,9 +47,12 @@ def check_memory(settings: Settings, device: torch.device, env: VecEnv | None = 
     if free is None or attribute_problems(env):
         return
     # whether a look at the settings is enough
-    obs = step_specs(env)["obs"]
-    obs_bytes = math.prod(obs.shape[1:]) * obs.dtype.itemsize
     config, population = settings.algorithm_config, settings.train.population
+    specs = step_specs(env)
+    read = [specs["obs"]]
+    if env.single_state_space is not None and getattr(config, "asymmetric", False):
+        read.append(specs["info['state']"])
+    obs_bytes = sum(math.prod(each.shape[1:]) * each.dtype.itemsize for each in read)
     num_envs, replay_size = settings.train.num_envs, getattr(config, "replay_size", 0)
     rows = (config.horizon + 2) * num_envs + replay_size
     if MOST_TIMES * population * (rows * obs_bytes + _bytes_of_layers(config)) <= free:

@@ -292,12 +292,15 @@ def test_a_run_logs_the_asymmetry_and_resumes(tmp_path: Path, settings: dict[str
     assert run.policy().act(torch.zeros(2, 3).numpy()).shape == (2, 1)
 
 
-def test_replaying_algorithms_log_it_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("env", "name"), [("pendulum", "task"), (f"{TASKS}:Hidden", f"{TASKS}:three")]
+)
+def test_replaying_algorithms_log_it_too(tmp_path: Path, env: str, name: str) -> None:
     settings: dict[str, Any] = {"updates": 4, "batch_size": 8, "learning_starts": 8}
     names = ("actor_network", "critic_network")
     logged = Logged()
     train(
-        "sac", "pendulum", run_dir=str(tmp_path), num_envs=8, total_steps=64, symmetry="task",
+        "sac", env, run_dir=str(tmp_path), num_envs=8, total_steps=64, symmetry=name,
         eval_episodes=0, quiet=True, device="cpu", log_every=0.0, replay_size=100, horizon=2,
         callbacks=[logged], **settings, **{name: {"hidden": [8]} for name in names},
     )  # fmt: skip

@@ -143,6 +143,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("cart_pole", {"algorithm": "pqn"}),
     ("two_step_game", {"algorithm": "vdn", "epsilon_fraction": 1.0}),
     ("tests.tiny_envs:HiddenAlternating", {}),
+    ("tests.tiny_envs:HiddenAlternating", {"algorithm": "sac", "normalize_obs": True}),
     ("pendulum", {"algorithm": "ddpg"}),
     ("pendulum", {"algorithm": "fast_sac"}),
     ("pendulum", {"algorithm": "flash_sac", "noise_span": 3}),

@@ -95,6 +95,7 @@ def test_an_iteration_never_looks_at_a_tensor(
 OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("ppo", "tests.tiny_envs:HiddenAlternating", {}),
     ("ppo", "tests.tiny_envs:HiddenAlternating", {"network": {"memory": "gru", "hidden": [8]}}),
+    ("flash_sac", "tests.tiny_envs:HiddenAlternating", {}),
     ("ppo", "catch", {"network": {"hidden": [8], "body": "bro", "encoder": "impala"}}),
     *(
         ("ppo", "pendulum", change)

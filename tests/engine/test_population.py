@@ -160,6 +160,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("tests.engine.test_population:OwnLoss", WALK, {}),
     ("tests.joint_ppo:JointPPO", "tests.tiny_envs:Walkers", {}),
     ("ppo", "tests.tiny_envs:HiddenAlternating", {}),
+    ("sac", "tests.tiny_envs:HiddenAlternating", {}),
     ("ppo", "frame_stack:catch", {}),
     ("a2c", "pendulum", {}),
     ("dqn", "cart_pole", {}),
