@@ -14,11 +14,8 @@ WALKER = "gymnasium_cpu:BipedalWalker-v3"
 
 # ---- discrete actions ----
 
-# the budgets of rl-zoo3 and its hyper-parameters of DQN: on CartPole an update for every second
-# step, at this rate. With its preset, which has half as many, DQN had 481 after 50 k steps, QR-DQN
-# 240
+# the budgets of rl-zoo3 and its hyper-parameters of DQN
 CART_POLE_STEPS = 50_000
-ZOO_CART_POLE: Settings = {"horizon": 8, "updates": 128, "learning_rate": 2.3e-3, "tau": 0.05}
 ZOO_STEPS = 100_000
 ZOO_DQN_LANDER = 154.0  # the return of its DQN
 ZOO_DQN: Settings = {
@@ -51,8 +48,8 @@ DISCRETE_TASKS = {"cart_pole": "cart_pole", "acrobot": "acrobot", "lunar_lander"
 
 
 def _discrete_settings(algorithm: str, task: str, changes: Settings) -> Settings:
-    """rl-zoo3's, on CartPole over its preset, with `changes` and, for atoms, their range."""
-    values = merge(ZOO_CART_POLE if task == "cart_pole" else ZOO_DQN, changes)
+    """rl-zoo3's, on CartPole gpurl's preset, with `changes` and, for atoms, their range."""
+    values = merge({} if task == "cart_pole" else ZOO_DQN, changes)
     if task == "acrobot":
         values["horizon"] = 1  # the preset of built-in tasks has 2
     return values | (RANGES[task] if "atoms" in changes or algorithm == "rainbow" else {})

@@ -2,6 +2,7 @@
 networks.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -85,9 +86,12 @@ class ActorCriticConfig(CriticConfig):
         minimums = {"policy_delay": 1, "target_subset": 1, "fit_returns": 0, "critic_warmup": 0}
         check_numbers(self, minimums, ("actor_learning_rate",))
         if self.updates % self.policy_delay:
+            delay, updates = self.policy_delay, math.lcm(self.updates, self.policy_delay)
+            horizon = self.horizon * updates // self.updates
             raise UsageError(
-                f"the actor is updated every policy_delay {self.policy_delay} updates, but updates "
-                f"{self.updates} is not a multiple of it"
+                f"the actor is updated every policy_delay {delay} updates, but updates "
+                f"{self.updates} is not a multiple of it: with horizon {horizon} and updates "
+                f"{updates} there are as many for each step"
             )
         if self.target_subset is not None and self.target_subset > self.num_critics:
             raise UsageError(

@@ -125,17 +125,20 @@ FEW_FLASH: Preset = {
     "learning_starts": 10_000,
     "total_steps": 1_000_000,
 }
+# with rl-zoo3's learning rate, and its target network, which 128 updates leave as it is: one that
+# follows each update by 5 % ended at 208 to 500 with double DQN, this one at 500 on five seeds
 CART_POLE: Preset = {
     "num_envs": 32,
-    "total_steps": 100_000,
-    "horizon": 4,
-    "updates": 32,
+    "total_steps": 50_000,
+    "horizon": 8,
+    "updates": 128,
     "batch_size": 64,
     "learning_starts": 1000,
     "replay_size": 50_000,
-    "learning_rate": 1e-3,
+    "learning_rate": 2.3e-3,
     "schedule": "linear",
-    "tau": 0.02,
+    "target_interval": 128,
+    "tau": 1.0,
     "n_step": 3,
     "reward_scale": 0.1,
     "network": {"hidden": [64, 64]},

@@ -326,8 +326,9 @@ def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.Monke
         (
             "td3",
             "pendulum",
-            {"updates": 3},
-            "policy_delay 2 updates, but updates 3 is not a multiple",
+            {"updates": 3, "horizon": 4},
+            "policy_delay 2 updates, but updates 3 is not a multiple of it: with horizon 8 and "
+            "updates 6 there are",
         ),
         ("redq", "chasing", {"target_subset": 11}, "target_subset 11 is more than num_critics 10"),
         ("sac", "pendulum", {"atoms": 1}, "atoms must be 0 or at least 2"),
