@@ -73,7 +73,7 @@ def missing(cases: list[Case], seeds: int | None, out: Path) -> dict[str, list[i
             if results.is_stale(found, case):
                 print(
                     f"{case.name} seed {found.seed} had other settings and runs again: "
-                    f"{found.last['settings']}, now {case.resolved_settings()}",
+                    f"{results.changes_since(found, case)}",
                     flush=True,
                 )
         done = results.finished(case, out)

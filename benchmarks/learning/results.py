@@ -6,6 +6,7 @@ import csv
 import datetime
 import importlib.metadata
 import io
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,6 +95,16 @@ def read(case: Case, folder: Path = FOLDER) -> list[Seed]:
 def is_stale(found: Seed, case: Case) -> bool:
     """Whether a training had other settings than the case has now."""
     return found.last["settings"] != case.resolved_settings()
+
+
+def changes_since(found: Seed, case: Case) -> str:
+    """The settings that a training had and the case has not, and the reverse."""
+    then, now = (json.loads(text) for text in (found.last["settings"], case.resolved_settings()))
+    return ", ".join(
+        f"{name} {then.get(name, 'unset')} then, {now.get(name, 'unset')} now"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    )
 
 
 def finished(case: Case, folder: Path = FOLDER) -> set[int]:

@@ -231,7 +231,8 @@ def test_other_settings_make_a_result_stale(
     assert not capsys.readouterr().out
     changed = TINY.scaled(0.5)
     assert missing([changed], 2, tmp_path) == {"tiny": [0, 1]}
-    assert "tiny seed 0 had other settings and runs again" in capsys.readouterr().out
+    wanted = f"again: total_steps {TINY.steps} then, {changed.steps} now\n"
+    assert f"tiny seed 0 had other settings and runs {wanted}" in capsys.readouterr().out
     assert overview([TINY], 2, tmp_path).splitlines()[1].split()[-2:] == ["2", "1"]
 
 
