@@ -207,23 +207,25 @@ class DQN(OffPolicy):
         loss, metrics = optimizer.evaluate(self.loss, batch)
         moves_target = self.config.target_interval == 1
         norm = optimizer.step(loss, move_target=moves_target, of=self.loss)
-        self.move_target_at_intervals(norm)
+        self.move_target_at_intervals(norm, number)
         return metrics | {"grad_norm": norm}
 
-    def move_target_at_intervals(self, norm: Tensor) -> None:
-        """Polyak averaging after every `target_interval`-th optimiser step; at an interval of 1 the
-        step does it. norm: of the last gradient, not finite if the step was skipped.
+    def move_target_at_intervals(self, norm: Tensor, number: int) -> None:
+        """Polyak averaging after every `target_interval`-th update; at an interval of 1 the
+        optimiser's step does it. norm: of the gradient of update `number` of this iteration, not
+        finite if its step was skipped.
         """
-        interval = self.config.target_interval
+        interval, optimizer = self.config.target_interval, self.optimizers["network"]
         if interval == 1:
             return
-        optimizer = self.optimizers["network"]
-        assert optimizer.target is not None
-        # decided on the device: a CUDA graph of some updates is replayed for all
-        is_due = (optimizer.state.step % interval == 0) & norm.isfinite()
-        optimizer.target.lerp_(optimizer.flat, is_due * self.config.tau)
+        if self.config.updates % interval:
+            # decided on the device: a CUDA graph of an iteration is replayed for all
+            norm = torch.where(optimizer.state.step % interval == 0, norm, torch.nan)
+        elif (number + 1) % interval:
+            return
+        optimizer.move_target(norm)
         for copy, buffer in optimizer.target_buffers:
-            copy.copy_(torch.where(is_due, buffer, copy))
+            copy.copy_(torch.where(norm.isfinite(), buffer, copy))
 
     def loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """(loss 0-d of all networks; metrics, "td_error" [B] among them)."""

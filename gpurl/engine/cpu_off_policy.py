@@ -125,7 +125,7 @@ class DqnUpdates:
         norm = algorithm.optimizers["network"].step_along_gradient(
             move_target=config.target_interval == 1, losses=td.loss
         )
-        algorithm.move_target_at_intervals(norm)
+        algorithm.move_target_at_intervals(norm, number)
         metrics = {"loss": td.loss, "q_values": td.value, "td_error": td.error}
         return metrics | {"grad_norm": norm}
 

@@ -251,7 +251,7 @@ class FlatAdam:
         assert self.target is not None
         moved = torch.lerp(self.target, self.flat, self.options.tau)
         # by selection: 0 times NaN is NaN
-        self.target.copy_(torch.where(norm.isfinite(), moved, self.target))
+        torch.where(norm.isfinite(), moved, self.target, out=self.target)
 
     @staticmethod
     def reduce(gradient: Tensor, losses: Tensor | None) -> None:

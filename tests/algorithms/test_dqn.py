@@ -182,6 +182,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("dqn", {"double": False, "huber": False, "max_grad_norm": None}),
     ("dqn", {"double": False, "num_critics": 2}),
     ("dqn", {"num_critics": 3, "tau": 1.0, "target_interval": 3}),
+    ("dqn", {"tau": 0.5, "target_interval": 2}),
     ("dqn", {"atoms": 11, "v_min": -5.0, "v_max": 6.0}),
     ("dqn", {"atoms": 7, "num_critics": 2}),
     ("dqn", {"quantiles": 5}),
@@ -254,8 +255,9 @@ class CountingDQN(DQN):
         self.network, self.target = Counting(), Counting()  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("interval", [1, 3, 4])
 def test_buffers_of_the_target_follow_with_its_weights(interval: int) -> None:
+    assert DQNConfig.updates == 8  # of which 4 is a divisor
     config = DQNConfig(batch_size=ROWS, double=False, tau=1.0, target_interval=interval)
     algorithm = CountingDQN(config, OBS_SPACE, Discrete(ACTIONS), 4, torch.device("cpu"))
     counts = []

@@ -249,7 +249,7 @@ def test_profiles_say_where_an_iteration_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("case", "steps"),
-    [("64x64, autograd, float32", 8 * 32), ("8 members, in turn", 64 * 32), ("dqn cart_pole", 32)],
+    [("64x64, autograd, float32", 8 * 32), ("8 members, in turn", 64 * 32), ("dqn cart_pole", 64)],
 )
 def test_whole_trainings_are_timed_when_they_learn(case: str, steps: int, tmp_path: Path) -> None:
     words = [*QUICK, "--out", str(tmp_path), "--num-envs", "8", "--cases", case]

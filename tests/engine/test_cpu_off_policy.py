@@ -43,6 +43,7 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
     ("dqn", {"tau": 0.1}),
     ("dqn", {"double": False, "huber": False, "num_critics": 2, "n_step": 3, **Q_NETWORK}),
     ("dqn", {"num_critics": 3, "target_interval": 3, "tau": 1.0, "prioritized": True}),
+    ("dqn", {"target_interval": 2, "tau": 0.5}),
     ("dqn", {"reward_scale": 0.1, "normalize_obs": True, "schedule": "linear"}),
     ("sac", {"tau": 0.1, "learning_rate": 1e-2}),
     ("sac", {"temperature": 0.3, "actor_aggregate": "mean", "target_aggregate": "mean"}),

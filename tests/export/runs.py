@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo_mingru": ("ppo", "pendulum", {"network": GRU | {"memory": "mingru"}}),
     "ppo_gru_shared_discrete": ("ppo", "cart_pole", {"network": GRU | {"shared": True}}),
     "ppo_asymmetric": ("ppo", f"{OWN}:Hidden", {"normalize_obs": False}),
-    "sac_asymmetric": ("sac", f"{OWN}:Hidden", {"normalize_obs": True}),
+    "sac_asymmetric": ("sac", f"{OWN}:Hidden", {"normalize_obs": False}),
     "ppo_layer_norm": ("ppo", WALK, {"network": {"hidden": [8, 8], "layer_norm": True}}),
     "ppo_silu": ("ppo", WALK, {"network": {"hidden": [8, 8], "activation": "silu"}}),
     "ppo_gelu": ("ppo", WALK, {"network": {"hidden": [8, 8], "activation": "gelu"}}),

@@ -69,10 +69,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         f"{name} pendulum": (name, "pendulum", REPLAY)
         for name in ("ddpg", "td3", "sac", "redq", "mod_sac", "fast_td3", "fast_sac", "flash_sac")
     },
+    # a target network that moves once an iteration, as by the preset, which has more updates
     **{
-        f"{name} cart_pole": (name, "cart_pole", REPLAY)
-        for name in ("dqn", "rainbow", "discrete_sac")
+        f"{name} cart_pole": (name, "cart_pole", REPLAY | {"target_interval": REPLAY["updates"]})
+        for name in ("dqn", "rainbow")
     },
+    "discrete_sac cart_pole": ("discrete_sac", "cart_pole", REPLAY),
     "sac pendulum prioritized": ("sac", "pendulum", REPLAY | {"prioritized": True, "n_step": 3}),
     "vdn two_step_game": ("vdn", "two_step_game", REPLAY),
 }
