@@ -1,8 +1,8 @@
 """Frames of any environment stacked on its device: `make_env("frame_stack:catch", 64)` observes the
 last four pictures of each environment, so that a network without memory sees motion.
 
-A replay buffer keeps each picture once (`gpurl.buffers.frames`); a rollout holds all frames of each
-of its steps.
+A replay buffer keeps each picture once (`gpurl.buffers.frames`), unless critics read privileged
+observations; a rollout holds all frames of each of its steps.
 """
 
 from typing import Any

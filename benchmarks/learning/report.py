@@ -58,7 +58,8 @@ The DQN family with rl-zoo3's budgets, on Acrobot and LunarLander with its hyper
 PQN, which needs no replay buffer, with more steps. On CartPole they have gpurl's preset, with
 rl-zoo3's learning rate, number of updates and target network, which 128 updates leave as it is; it
 was chosen by trainings with seeds 0 to 4, so these are no fresh ones. With a target that follows
-each update by 5 % double DQN had 314, 195 and 500, dueling DQN 378, 500 and 500 (commit 57d9541).
+each update by 5 % double DQN had 314, 195 and 500, dueling DQN 378, 500 and 500 (commits 719868f
+and 57d9541).
 """
 BOX2D = "Gymnasium's Box2D tasks, mostly with rl-zoo3's hyper-parameters."
 CLASSIC = "The smallest tasks, most of them by their presets."

@@ -205,24 +205,26 @@ class DQN(OffPolicy):
     def update_step(self, batch: Batch, number: int) -> Metrics:
         optimizer = self.optimizers["network"]
         loss, metrics = optimizer.evaluate(self.loss, batch)
-        moves_target = self.config.target_interval == 1
-        norm = optimizer.step(loss, move_target=moves_target, of=self.loss)
-        self.move_target_at_intervals(norm, number)
+        norm = optimizer.step(loss, move_target=self.moves_target(number), of=self.loss)
+        self.move_target_at_intervals(norm)
         return metrics | {"grad_norm": norm}
 
-    def move_target_at_intervals(self, norm: Tensor, number: int) -> None:
-        """Polyak averaging after every `target_interval`-th update; at an interval of 1 the
-        optimiser's step does it. norm: of the gradient of update `number` of this iteration, not
-        finite if its step was skipped.
+    def moves_target(self, number: int) -> bool:
+        """Whether the optimiser's step of update `number` of an iteration moves the target network:
+        every `target_interval`-th does, where these are the same ones in all iterations.
+        """
+        interval = self.config.target_interval
+        return self.config.updates % interval == 0 and (number + 1) % interval == 0
+
+    def move_target_at_intervals(self, norm: Tensor) -> None:
+        """Move the target network after every `target_interval`-th step where these are others from
+        iteration to iteration. norm: of the last gradient, not finite if its step was skipped.
         """
         interval, optimizer = self.config.target_interval, self.optimizers["network"]
-        if interval == 1:
+        if self.config.updates % interval == 0:
             return
-        if self.config.updates % interval:
-            # decided on the device: a CUDA graph of an iteration is replayed for all
-            norm = torch.where(optimizer.state.step % interval == 0, norm, torch.nan)
-        elif (number + 1) % interval:
-            return
+        # decided on the device: a CUDA graph of one iteration is replayed for all
+        norm = torch.where(optimizer.state.step % interval == 0, norm, torch.nan)
         optimizer.move_target(norm)
         for copy, buffer in optimizer.target_buffers:
             copy.copy_(torch.where(norm.isfinite(), buffer, copy))

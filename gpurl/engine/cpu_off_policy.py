@@ -123,9 +123,9 @@ class DqnUpdates:
         )
         self.network.differentiate(by_weights=True)
         norm = algorithm.optimizers["network"].step_along_gradient(
-            move_target=config.target_interval == 1, losses=td.loss
+            move_target=algorithm.moves_target(number), losses=td.loss
         )
-        algorithm.move_target_at_intervals(norm, number)
+        algorithm.move_target_at_intervals(norm)
         metrics = {"loss": td.loss, "q_values": td.value, "td_error": td.error}
         return metrics | {"grad_norm": norm}
 

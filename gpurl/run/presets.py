@@ -125,8 +125,8 @@ FEW_FLASH: Preset = {
     "learning_starts": 10_000,
     "total_steps": 1_000_000,
 }
-# with rl-zoo3's learning rate, and its target network, which 128 updates leave as it is: one that
-# follows each update by 5 % ended at 208 to 500 with double DQN, this one at 500 on five seeds
+# with rl-zoo3's learning rate, and its target network, which 128 updates leave as it is: double DQN
+# needs it (docs/results.md)
 CART_POLE: Preset = {
     "num_envs": 32,
     "total_steps": 50_000,
