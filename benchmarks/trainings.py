@@ -45,29 +45,42 @@ PPO_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "8 members, side by side": ("ppo", "chasing", MEMBERS | {"stack": "auto"}),
     "8 members, in turn": ("ppo", "chasing", MEMBERS | {"stack": "off"}),
 }
-# with the presets of these tasks
-PRESET_CASES = {
-    f"{algorithm} {task}": (algorithm, task)
+# (algorithm, task, settings in addition to the preset of the task)
+PRESET_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    f"{algorithm} {task}": (algorithm, task, {})
     for algorithm, task in (
         ("sac", "chasing"),
         ("fast_sac", "chasing"),
         ("flash_sac", "chasing"),
         ("dqn", "cart_pole"),
     )
+} | {
+    f"{algorithm} {task}, 4 members {way}": (algorithm, task, {"population": 4, "stack": stack})
+    for algorithm, task in (("sac", "chasing"), ("dqn", "cart_pole"))
+    for way, stack in (("side by side", "on"), ("in turn", "off"))
 }
 CASES = (*PPO_CASES, *PRESET_CASES)
 
 
 def settings_of(case: str, num_envs: int | None) -> Settings:
     """Those of a case; num_envs in place of its own, for a quick look."""
-    if case in PPO_CASES:
-        algorithm, task, changes = PPO_CASES[case]
-        settings = common_settings(NUM_ENVS, HORIZON) | changes
-    else:
-        algorithm, task = PRESET_CASES[case]
-        settings = preset(algorithm, task)
-    settings = settings | {"total_steps": MOST_STEPS} | ({"num_envs": num_envs} if num_envs else {})
+    algorithm, task, changes = (PPO_CASES | PRESET_CASES)[case]
+    of_all = common_settings(NUM_ENVS, HORIZON) if case in PPO_CASES else preset(algorithm, task)
+    settings = (
+        of_all
+        | changes
+        | {"total_steps": MOST_STEPS}
+        | ({"num_envs": num_envs} if num_envs else {})
+    )
     return make_settings(algorithm, task, **settings)
+
+
+def settings_given(case: str) -> dict[str, Any] | str:
+    """What a row says of the settings of a case."""
+    if case in PPO_CASES:
+        return PPO_CASES[case][2]
+    changes = PRESET_CASES[case][2]
+    return {"preset": True} | changes if changes else "preset"
 
 
 def play_until_it_learns(trainer: Trainer) -> None:
@@ -96,7 +109,7 @@ def measure(case: str, num_envs: int | None, device: torch.device, seconds: floa
         "members": str(members),
         "steps": str(steps),
         **engine_columns(trainer),
-        "settings": json.dumps(PPO_CASES[case][2] if case in PPO_CASES else "preset"),
+        "settings": json.dumps(settings_given(case)),
         "value": f"{steps / taken:.0f}",
         "unit": "env_steps/s",
         **machine(str(device)),
