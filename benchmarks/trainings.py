@@ -96,6 +96,9 @@ def measure(case: str, num_envs: int | None, device: torch.device, seconds: floa
     settings = settings_of(case, num_envs)
     trainer = ready_trainer(settings, device)
     play_until_it_learns(trainer)
+    for note in trainer.engine.notes:
+        if "not possible" in note:  # a level of CUDA graphs
+            print(f"{case}: {note}", flush=True)
     before = trainer.engine.steps
     trainer.iterate()
     members = settings.train.population

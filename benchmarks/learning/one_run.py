@@ -19,7 +19,7 @@ from gpurl.api import Run, evaluate_run, resume, train
 from gpurl.checkpoints.folders import list_checkpoints
 from gpurl.errors import CheckpointError
 
-END_EPISODES = 20  # of the last evaluation
+END_EPISODES = 100  # of the last evaluation
 # of a run, not of what it learns
 RUN_SETTINGS: Settings = {
     "save_every": "300s",

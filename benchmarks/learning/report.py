@@ -24,8 +24,9 @@ INTRODUCTION = """\
 `learning` in [benchmarks/results](../benchmarks/results): all tables and pictures. The text of this
 page stands in that script; a number in it names the commit at which it was measured.
 Every training ran with one thread, flash_sac on MuJoCo (100 k steps) with two, from the preset of
-its task and the settings at the end of this page. A return is the mean of 20 or more episodes of
-the last policy, acting greedily, on episodes that no evaluation on the way has played. **IQM** is
+its task and the settings at the end of this page. A return is the mean of 100 or more episodes of
+the last policy (trainings until 2026-11-28: 20 or more), acting greedily, on episodes that no
+evaluation on the way has played. **IQM** is
 the interquartile mean over seeds; the interval is a 95 % bootstrap over seeds, and over tasks
 stratified by task (Agarwal et al. 2021). With few seeds it is narrower than the truth: a bootstrap
 knows only the seeds it has. Below four seeds the IQM is the mean. Time is wall clock of a training,
@@ -96,8 +97,9 @@ little.
 GPU = """\
 mjlab has published returns and times of its versions of the eleven tasks; the same sizes, steps and
 hyper-parameters of each task with gpurl's own versions, by
-`python -m benchmarks.learning --only gpu` on a machine with a GPU. Sizes: environments × steps ×
-epochs × minibatches.
+`python -m benchmarks.learning --only gpu` on a machine with a GPU: one H200, up to four trainings
+at once under CUDA's multi-process service. Times begin after the compilation of MuJoCo's kernels,
+about a minute. Sizes: environments × steps × epochs × minibatches.
 """
 TARGETS = """\
 Most were set before the trainings: PPO's on MuJoCo, for the landers and BipedalWalker from the

@@ -11,10 +11,11 @@ replay, and is valid until an earlier captured function is replayed.
 """
 
 import contextlib
+import gc
 import traceback
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,8 +91,11 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self.device)
         try:
-            with torch.cuda.graph(
-                graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+            with (
+                no_garbage_collection(),
+                torch.cuda.graph(
+                    graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+                ),
             ):
                 result = function()
         except BaseException:  # a failed capture leaves its stream current and its pool in use
@@ -108,6 +112,18 @@ class CudaGraphs:
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(index, self.pool)
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """None within a capture: CUDA refuses to destroy the graphs of an earlier training then."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class GraphLevel(ABC):

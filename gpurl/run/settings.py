@@ -158,10 +158,10 @@ class TrainConfig:
     """fused (PPO's minibatch steps in a few kernels), autograd, or auto: fused on a GPU if the
     policy supports it.
     """
-    stack: str = "off"
+    stack: str = "auto"
     """Compute the members of a population side by side, each operation one launch for all (on), in
     turn, each by the fastest engine that it has alone (off), or auto: on on a GPU for algorithms
-    and networks of gpurl. Measured on a GPU for ppo only.
+    and networks of gpurl.
     """
     asynchronous: bool = False
     """Play the next rollout while the last one is learned from, by ppo or a2c; for simulators that

@@ -239,8 +239,7 @@ def test_a_callback_of_ones_own_has_a_run_of_each_seed(
     ("changes", "variables", "why"),
     [
         ({"track": ("wandb",)}, {}, "track is meant for a run of each seed"),
-        ({"device": "cuda"}, {}, "members follow each other on a GPU, without CUDA graphs"),
-        ({"device": "cuda", "stack": "auto"}, {}, ""),
+        ({"device": "cuda"}, {}, "on a GPU a run of its own has kernels and CUDA graphs"),
         ({}, {"RANK": "0", "WORLD_SIZE": "2"}, "several processes train one agent together"),
         ({}, {}, ""),
     ],

@@ -170,7 +170,9 @@ def test_half_precision_is_raised_before_positions_are_taken(project: Projection
     short = pmf.bfloat16()
     got = project(short, reward, discount, -16.0, 16.0)
     assert got.dtype == torch.float32
-    assert torch.equal(got, project(short.float(), reward, discount, -16.0, 16.0))
+    # on a GPU the reference adds in no fixed order
+    expected = project(short.float(), reward, discount, -16.0, 16.0)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("tile", [(1, 16), (16, 16), (2, 64)], ids=str)

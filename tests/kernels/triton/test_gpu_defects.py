@@ -1,5 +1,6 @@
 """What would break on a GPU and not on a CPU, on the stand-in of tests/fake_cuda.py."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,19 @@ def test_another_capture_works_after_one_that_failed() -> None:
         replay, _ = graphs.capture(lambda: x.add_(1.0))
         replay()
         assert x.tolist() == [2.0] * 3
+
+
+def test_no_earlier_graph_is_destroyed_by_garbage_collection_during_a_capture() -> None:
+    """CUDA refuses that: a training after another one of the same process warned of it."""
+    with FakeCuda():
+        graphs = CudaGraphs(torch.device("cuda"))
+        x = torch.ones(3, device="cuda")
+        _, was_enabled = graphs.capture(lambda: (x.add_(1.0), gc.isenabled())[1])
+        assert not was_enabled
+        assert gc.isenabled()
+        with pytest.raises(RuntimeError, match="previous error during capture"):
+            graphs.capture(lambda: float(x.sum()))
+        assert gc.isenabled()
 
 
 def test_other_versions_may_refuse_to_end_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
