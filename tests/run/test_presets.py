@@ -81,7 +81,8 @@ def test_few_environments_and_a_cpu_have_a_preset_of_their_own() -> None:
         "ant": {"normalize_obs_epsilon": 0.1},
         "reacher": {"gamma": 0.9},
     }
-    for task in set(MUJOCO_TASKS) - {"swimmer"}:  # its discounts need other rollouts
+    # what they need more than discounts is measured on the results page
+    for task in set(MUJOCO_TASKS) - {"swimmer", "inverted_double_pendulum"}:
         assert FEW_PRESETS["ppo", task] == few | changes.get(task, {})
 
 
