@@ -1,5 +1,5 @@
 """Flat Adam(W) with global-norm clip and target update: one pass over the parameters, two
-launches, no host sync.
+launches, no host sync; the members of a stacked population step in the same two.
 
     g <- g min(1, max_norm / (|g| + 1e-6));   m <- m + (1 - b1)(g - m);   v <- v + (1 - b2)(g^2 - v)
     p <- p - lr/(1 - b1^t) m / (sqrt(v)/sqrt(1 - b2^t) + eps);   target <- target + tau (p - target)
@@ -13,14 +13,15 @@ Skipped steps are counted on the device, and the gradient and losses of the firs
 import ctypes
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.backend import choose_kernel, use_triton_for_members
 from gpurl.kernels.optional_triton import tl, triton
 
 BLOCK = 1024
@@ -212,16 +213,33 @@ def begin_step(
         tl.store(scalar_ptr + 5, is_first.to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["num_losses"])
+@triton.jit(
+    do_not_specialize=[
+        *("num_losses", "ticket_stride", "step_stride", "rate_stride", "loss_stride"),
+        *("counts_stride", "first_losses_stride"),
+    ]
+)
 def norm_kernel(
     gradient_ptr, partial_ptr, ticket_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr,
     counts_ptr, first_losses_ptr, P, num_losses,
+    gradient_stride, ticket_stride, step_stride, rate_stride, loss_stride, counts_stride,
+    first_losses_stride,
     max_norm, largest_norm, CLIP: tl.constexpr, HAS_RECORD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """A program sums the squares of a block in float64. The last one to end begins the step; the
-    order in which it adds the sums is fixed.
+    """A program sums the squares of a block in float64. The last one of a member to end begins its
+    step; the order in which it adds the sums is fixed. Strides are from member to member.
     """
+    member = tl.program_id(1).to(tl.int64)
+    gradient_ptr += member * gradient_stride
+    partial_ptr += member * tl.num_programs(0)
+    ticket_ptr += member * ticket_stride
+    step_ptr += member * step_stride
+    rate_ptr += member * rate_stride
+    scalar_ptr += member * 6
+    loss_ptr += member * loss_stride
+    counts_ptr += member * counts_stride
+    first_losses_ptr += member * first_losses_stride
     offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     gradient = tl.load(gradient_ptr + offset, mask=offset < P, other=0.0).to(tl.float64)
     tl.store(partial_ptr + tl.program_id(0), tl.sum(gradient * gradient, axis=0))
@@ -233,17 +251,28 @@ def norm_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["learning_rate_stride"])
 def adam_kernel(
     parameters_ptr, gradient_ptr, exp_avg_ptr, exp_avg_sq_ptr, target_ptr, scalar_ptr,
     learning_rate_ptr, first_gradient_ptr, P,
+    parameters_stride, gradient_stride, exp_avg_stride, exp_avg_sq_stride, target_stride,
+    learning_rate_stride, first_gradient_stride,
     one_minus_beta_1, one_minus_beta_2, eps, weight_decay, tau,
     DECOUPLED: tl.constexpr, HAS_TARGET: tl.constexpr, HAS_RECORD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Reads every array once and writes it once. A skipped step changes nothing, but its gradient
-    is kept if it is the first one.
+    is kept if it is the first one. Strides are from member to member.
     """
+    member = tl.program_id(1).to(tl.int64)
+    parameters_ptr += member * parameters_stride
+    gradient_ptr += member * gradient_stride
+    exp_avg_ptr += member * exp_avg_stride
+    exp_avg_sq_ptr += member * exp_avg_sq_stride
+    target_ptr += member * target_stride
+    scalar_ptr += member * 6
+    learning_rate_ptr += member * learning_rate_stride
+    first_gradient_ptr += member * first_gradient_stride
     # a branch and not a part of the mask, which would prevent accesses of 16 bytes
     if tl.load(scalar_ptr + 4) != 0.0:
         # clip and weight decay
@@ -290,15 +319,20 @@ def adam_step_triton(
     options: AdamOptions,
     losses: Tensor | None = None,
 ) -> Tensor:
-    """`adam_step_reference` in two launches."""
+    """`adam_step_reference` in two launches, also of M members, each tensor with a leading axis
+    [M, ...]; those that keep the state may have any stride there.
+    """
     device = gradient.device
-    programs = triton.cdiv(gradient.numel(), BLOCK)
-    partial = torch.empty(programs, dtype=torch.float64, device=device)
-    scalars = torch.empty(6, dtype=torch.float32, device=device)
-    norm_kernel[(programs,)](
-        gradient, partial, *begin_arguments(state, learning_rate, options, scalars, losses),
-        gradient.numel(), 0 if losses is None else losses.numel(),
-        options.max_grad_norm or 1.0, options.largest_norm,
+    members, size = gradient.shape[:-1], gradient.shape[-1]
+    programs = triton.cdiv(size, BLOCK)
+    partial = torch.empty((*members, programs), dtype=torch.float64, device=device)
+    scalars = torch.empty((*members, 6), dtype=torch.float32, device=device)
+    pointers = begin_arguments(state, learning_rate, options, scalars, losses)
+    ticket, step, rate, _, _, of_losses, counts, first_losses = pointers
+    given = (gradient, ticket, step, rate, of_losses, counts, first_losses)
+    norm_kernel[(programs, members.numel())](
+        gradient, partial, *pointers, size, _num_losses(losses, gradient.dim()),
+        *_strides(given, bool(members)), options.max_grad_norm or 1.0, options.largest_norm,
         CLIP=options.max_grad_norm is not None, HAS_RECORD=state.skipped is not None,
         BLOCK=BLOCK, BLOCK_PARTIAL=BLOCK_PARTIAL, num_warps=4,
     )  # fmt: skip
@@ -315,12 +349,22 @@ def begin_arguments(
     """The ticket and the pointers of `begin_step` after `partial`."""
     ticket = state.ticket
     if ticket is None:
-        ticket = torch.zeros(1, dtype=torch.int32, device=scalars.device)
+        ticket = torch.zeros((*scalars.shape[:-1], 1), dtype=torch.int32, device=scalars.device)
     # without a record any pointers, which are not used
     counts, _, first_losses = state.skipped or (state.step, None, scalars)
     log_betas = _log_betas(scalars.device, options.betas)
     pointers = ticket, state.step, learning_rate, log_betas, scalars
     return *pointers, scalars if losses is None else losses, counts, first_losses
+
+
+def _strides(tensors: Sequence[Tensor], are_of_members: bool) -> tuple[int, ...]:
+    """From member to member of tensors [M, ...]; 0 of those of one."""
+    return tuple(tensor.stride(0) if are_of_members else 0 for tensor in tensors)
+
+
+def _num_losses(losses: Tensor | None, dims: int) -> int:
+    """Of each member. dims: of its gradient, with the axis of members."""
+    return 0 if losses is None else losses[0].numel() if dims == 2 else losses.numel()
 
 
 def finish_step(
@@ -332,16 +376,77 @@ def finish_step(
 ) -> Tensor:
     """Move the parameters as the scalars of `begin_step` say, in one launch; returns the norm."""
     parameters, exp_avg, exp_avg_sq, _, target, skipped, _ = state
-    size = parameters.numel()
-    adam_kernel[(triton.cdiv(size, BLOCK),)](
-        parameters, gradient, exp_avg, exp_avg_sq, parameters if target is None else target,
-        scalars, learning_rate, gradient if skipped is None else skipped.gradient, size,
+    members, size = parameters.shape[:-1], parameters.shape[-1]
+    target_or_any = parameters if target is None else target
+    first = gradient if skipped is None else skipped.gradient
+    arrays = (parameters, gradient, exp_avg, exp_avg_sq, target_or_any)
+    adam_kernel[(triton.cdiv(size, BLOCK), members.numel())](
+        *arrays, scalars, learning_rate, first, size,
+        *_strides((*arrays, learning_rate, first), bool(members)),
         1.0 - options.betas[0], 1.0 - options.betas[1], options.eps, options.weight_decay,
         options.tau,
         DECOUPLED=options.decoupled, HAS_TARGET=target is not None,
         HAS_RECORD=skipped is not None, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
-    return scalars[3]
+    return scalars[..., 3]
+
+
+class StepOfMembers(torch.autograd.Function):
+    """`adam_step_triton` inside torch.func.vmap: of all members at once."""
+
+    @staticmethod
+    def forward(*given: Any) -> Tensor:
+        state, gradient, learning_rate, options, losses = _unpacked(given)
+        return adam_step_triton(state, gradient, learning_rate, options, losses)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
+        return (None,) * NUM_GIVEN
+
+    @staticmethod
+    def vmap(info: Any, dims: Sequence[int | None], *given: Any) -> tuple[Tensor, int]:
+        def of_members(value: Any, dim: int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if dim is None:  # the same for all
+                return value.expand(info.batch_size, *value.shape)
+            return value.movedim(dim, 0)
+
+        state, gradient, learning_rate, options, losses = _unpacked(
+            [of_members(*each) for each in zip(given, dims, strict=True)]
+        )
+        losses = None if losses is None else losses.contiguous()
+        return adam_step_triton(state, gradient, learning_rate, options, losses), 0
+
+
+NUM_GIVEN = 13  # arguments of StepOfMembers
+
+
+def _packed(
+    state: AdamState,
+    gradient: Tensor,
+    learning_rate: Tensor,
+    options: AdamOptions,
+    losses: Tensor | None,
+) -> tuple[Any, ...]:
+    """The arguments without tuples, into which torch.func.vmap does not look."""
+    *tensors, skipped, ticket = state
+    return *tensors, *(skipped or (None,) * 3), ticket, gradient, learning_rate, losses, options
+
+
+def _unpacked(
+    given: Sequence[Any],
+) -> tuple[AdamState, Tensor, Tensor, AdamOptions, Tensor | None]:
+    """What `_packed` was given."""
+    parameters, exp_avg, exp_avg_sq, step, target, *record, ticket = given[:9]
+    skipped = None if record[0] is None else SkippedSteps(*record)
+    state = AdamState(parameters, exp_avg, exp_avg_sq, step, target, skipped, ticket)
+    gradient, learning_rate, losses, options = given[9:]
+    return state, gradient, learning_rate, options, losses
 
 
 class AdamInC(ctypes.Structure):
@@ -410,6 +515,9 @@ def adam_step(
     if losses is not None:
         got = losses.dtype, losses.is_contiguous(), losses.numel() <= MAX_LOSSES
         assert got == (state.parameters.dtype, True, True), (*got, losses.shape)
+    if use_triton_for_members(gradient):
+        packed = _packed(state, gradient, learning_rate, options, losses)
+        return StepOfMembers.apply(*packed)  # type: ignore[no-untyped-call]
     function = choose_kernel(
         gradient,
         triton=adam_step_triton,

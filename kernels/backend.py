@@ -48,11 +48,20 @@ def choose_kernel(
 
 
 def use_triton(tensor: Tensor) -> bool:
-    """Whether kernels on `tensor` run in Triton. ValueError for an unknown GPURL_BACKEND,
-    RuntimeError for Triton on a CPU without its interpreter.
+    """Whether kernels on `tensor` run in Triton; see `_is_for_triton`."""
+    # tensors of torch.func.vmap have no memory to pass to a kernel
+    return not transforms_are_active() and _is_for_triton(tensor)
+
+
+def use_triton_for_members(tensor: Tensor) -> bool:
+    """Whether inside torch.func.vmap a kernel runs in Triton that has a rule of its own for it."""
+    return transforms_are_active() and _is_for_triton(tensor)
+
+
+def _is_for_triton(tensor: Tensor) -> bool:
+    """ValueError for an unknown GPURL_BACKEND, RuntimeError for Triton on a CPU without its
+    interpreter.
     """
-    if transforms_are_active():  # tensors of torch.func.vmap have no memory to pass to a kernel
-        return False
     if choice == "auto":
         return tensor.is_cuda
     # checked at the first use, so that importing gpurl never fails for it

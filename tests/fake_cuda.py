@@ -21,6 +21,8 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._functorch import autograd_function
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _device
@@ -33,6 +35,7 @@ from triton.runtime import interpreter
 from tests.fake_graphs import WAITING, Recorder, storage, tensors
 
 HOST = torch.device("cpu")
+APPLY_RULE = autograd_function.custom_function_call_vmap_helper
 ENGINE: Any = torch.autograd.Variable._execution_engine
 # tensors on a GPU, by storage; a weak reference keeps its number from being used again
 PLACES: dict[int, tuple[StorageWeakRef, torch.device]] = {}
@@ -57,6 +60,8 @@ PROTOTYPE = (
 
 def device_of(tensor: Tensor) -> torch.device:
     """Where a tensor is, in a block of `FakeCuda`."""
+    while is_functorch_wrapped_tensor(tensor):  # of torch.func.vmap
+        tensor = get_unwrapped(tensor)
     _, device = PLACES.get(storage(tensor), (None, HOST))
     return device
 
@@ -273,6 +278,7 @@ class FakeCuda:
             *((torch.cuda, name, value) for name, value in values.items()),
             (torch._C, "_cuda_endAllocateToPool", self._end_allocation),
             (torch.autograd.Variable, "_execution_engine", engine),
+            (autograd_function, "custom_function_call_vmap_helper", self._apply_rule),
         ]
 
     def _run_backward(self, roots: Any, *args: Any, **kwargs: Any) -> Any:
@@ -285,6 +291,11 @@ class FakeCuda:
                 return ENGINE.run_backward(roots, *args, **kwargs)
         finally:
             self.backward_device = outer
+
+    def _apply_rule(self, *args: Any, **kwargs: Any) -> Any:
+        """What a Function has for torch.func.vmap: torch leaves all modes before it gets there."""
+        with _Calls(self):
+            return APPLY_RULE(*args, **kwargs)
 
     def _set_device(self, device: Any) -> None:
         place = self.named(f"cuda:{device}" if isinstance(device, int) else device)

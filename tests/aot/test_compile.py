@@ -117,7 +117,8 @@ def linear_scan_cases(block_t: int, block_w: int, num_warps: int, registers: int
 
 
 def adam_case(decoupled: bool, has_target: bool, even: bool) -> Case:
-    types = [F, F, F, F, F, F, F, F, "i32", "fp32", "fp32", "fp32", "fp32", "fp32"]
+    types = [F] * 8 + ["i32"] * 8 + ["fp32"] * 5
+    arrays = ("parameters", "gradient", "exp_avg", "exp_avg_sq", "target", "first_gradient")
     constants = {
         "DECOUPLED": decoupled,
         "HAS_TARGET": has_target,
@@ -130,7 +131,7 @@ def adam_case(decoupled: bool, has_target: bool, even: bool) -> Case:
         types,
         constants,
         80,
-        even=("P",) if even else (),
+        even=("P", *(f"{array}_stride" for array in arrays)) if even else (),
         vectors=vectors,
         name=f"adam {decoupled} {has_target} {even}",
     )
@@ -646,7 +647,7 @@ CASES = [
     *(
         Case(
             adam.norm_kernel,
-            [F, D, W, *BEGIN_STEP, "i32", "i32", "fp32", "fp32"],
+            [F, D, W, *BEGIN_STEP, *["i32"] * 9, "fp32", "fp32"],
             {
                 "CLIP": clip,
                 "HAS_RECORD": True,
@@ -654,7 +655,7 @@ CASES = [
                 "BLOCK_PARTIAL": adam.BLOCK_PARTIAL,
             },
             48,
-            even=("P",),
+            even=("P", "gradient_stride"),
             vectors=(2, 0),
             name=f"norm {clip}",
         )

@@ -65,6 +65,18 @@ class OnDevice(TorchFunctionMode):
         return result.to(self.device) if is_new else result
 
 
+class Counted:
+    """A kernel that notes its grids."""
+
+    def __init__(self, kernel: Any, grids: list[Any]) -> None:
+        self.kernel = kernel
+        self.grids = grids
+
+    def __getitem__(self, grid: Any) -> Any:
+        self.grids.append(grid)
+        return self.kernel[grid]
+
+
 def file_of_holes(path: Path, size: int) -> torch.Tensor:
     """[size] float32 zeros of the interpreter's GPU, of which only what is written takes memory."""
     with path.open("wb") as file:

@@ -21,7 +21,7 @@ from gpurl.kernels.adam import (
     adam_step_reference,
     adam_step_triton,
 )
-from tests.kernels.triton.conftest import COMPILED_ON
+from tests.kernels.triton.conftest import COMPILED_ON, Counted
 
 # C computes on the CPU, where there is a library, and not once more beside a GPU
 IN_C = pytest.param(
@@ -270,3 +270,72 @@ def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
             flat.memory, expected.memory, rtol=1e-6, atol=1e-6, equal_nan=True
         )
         assert len(launched) == (backend == "triton")
+
+
+@pytest.mark.parametrize("has_target", [True, False])
+def test_members_of_a_stack_step_in_the_same_two_launches(
+    has_target: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each as alone, to the bit, though the memory of one member lies between the others'."""
+    monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
+    size, options = 1100, AdamOptions(max_grad_norm=1.0, weight_decay=0.1, tau=0.1)
+    alone = [Flat(size) for _ in range(3)]
+    for k, flat in enumerate(alone):
+        flat.parameters.add_(k)
+    ticket = torch.zeros(3, 1, dtype=torch.int32)
+
+    def states(flats: list[Flat]) -> list[AdamState]:
+        return [
+            AdamState(
+                each.parameters,
+                each.exp_avg,
+                each.exp_avg_sq,
+                each.step,
+                each.target if has_target else None,
+                each.skipped,
+                ticket[k],
+            )
+            for k, each in enumerate(flats)
+        ]
+
+    # [3, ...] of all their tensors, with the guards of each
+    memory = torch.stack([flat.memory for flat in alone])
+    arrays = memory[:, :, GUARD : GUARD + size].unbind(1)
+    step = torch.zeros(3, 7, dtype=torch.int64)[:, 4]
+    counts, first, losses_kept = (
+        torch.stack([flat.skipped[n] for flat in alone]) for n in range(3)
+    )
+    rates = torch.tensor([1e-2, 1e-3, 1e-1])
+
+    def stepped(parameters, exp_avg, exp_avg_sq, target, step, counts, first, kept, ticket, *given):  # type: ignore[no-untyped-def]
+        skipped = SkippedSteps(counts, first, kept)
+        target = target if has_target else None
+        state = AdamState(parameters, exp_avg, exp_avg_sq, step, target, skipped, ticket)
+        gradient, rate, losses = given
+        return adam_step(state, gradient, rate, options, losses)
+
+    launched = []
+    for name in ("norm_kernel", "adam_kernel"):
+        kernel = getattr(module, name)
+        monkeypatch.setattr(module, name, Counted(kernel, launched))
+    generator = torch.Generator().manual_seed(1)
+    for number in range(3):
+        gradient = torch.randn(3, size, generator=generator)
+        losses = torch.ones(3, 2)
+        if number == 1:
+            gradient[0, 700] = torch.nan
+            losses[2, 1] = torch.inf
+        del launched[:]
+        tensors = (*arrays, step, counts, first, losses_kept, ticket)
+        norms = torch.func.vmap(stepped)(*tensors, gradient, rates, losses)
+        assert launched == [(2, 3), (2, 3)]
+        for k, state in enumerate(states(alone)):
+            norm = adam_step_triton(state, gradient[k], rates[k], options, losses[k])
+            torch.testing.assert_close(norms[k], norm, rtol=0.0, atol=0.0, equal_nan=True)
+    for k, flat in enumerate(alone):
+        torch.testing.assert_close(memory[k], flat.memory, rtol=0.0, atol=0.0, equal_nan=True)
+        assert int(step[k]) == int(flat.step)
+        for got, expected in zip((counts, first, losses_kept), flat.skipped):
+            torch.testing.assert_close(got[k], expected, rtol=0.0, atol=0.0, equal_nan=True)
+    assert counts[:, 1].tolist() == [1, 0, 1]
+    assert not ticket.any()
