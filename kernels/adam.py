@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import choose_kernel, use_triton_for_members
+from gpurl.kernels.backend import choose_kernel, of_members, use_triton_for_members
 from gpurl.kernels.optional_triton import tl, triton
 
 BLOCK = 1024
@@ -409,15 +409,8 @@ class StepOfMembers(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Sequence[int | None], *given: Any) -> tuple[Tensor, int]:
-        def of_members(value: Any, dim: int | None) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            if dim is None:  # the same for all
-                return value.expand(info.batch_size, *value.shape)
-            return value.movedim(dim, 0)
-
         state, gradient, learning_rate, options, losses = _unpacked(
-            [of_members(*each) for each in zip(given, dims, strict=True)]
+            of_members(info.batch_size, dims, given)
         )
         losses = None if losses is None else losses.contiguous()
         return adam_step_triton(state, gradient, learning_rate, options, losses), 0

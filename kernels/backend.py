@@ -8,7 +8,7 @@ host is free.
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
@@ -56,6 +56,19 @@ def use_triton(tensor: Tensor) -> bool:
 def use_triton_for_members(tensor: Tensor) -> bool:
     """Whether inside torch.func.vmap a kernel runs in Triton that has a rule of its own for it."""
     return transforms_are_active() and _is_for_triton(tensor)
+
+
+def of_members(size: int, dims: Sequence[int | None], given: Sequence[Any]) -> list[Any]:
+    """What torch.func.vmap hands the rule of a kernel, with the `size` members in front: views
+    [size, ...] of all tensors. dims: where they are, None for what is the same for all.
+    """
+
+    def in_front(value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+    return [in_front(*each) for each in zip(given, dims, strict=True)]
 
 
 def _is_for_triton(tensor: Tensor) -> bool:

@@ -14,13 +14,19 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn, ParamSpec, SupportsIndex
+from typing import Any, NamedTuple, NoReturn, ParamSpec, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import choose_kernel, host_sync_is_free, use_triton
+from gpurl.kernels.backend import (
+    choose_kernel,
+    host_sync_is_free,
+    of_members,
+    use_triton,
+    use_triton_for_members,
+)
 from gpurl.kernels.optional_triton import tl, triton
 
 WORDS_PER_STEP = 1 << 16
@@ -177,12 +183,20 @@ def normal_columns(key, gamma, counter, COUNT: tl.constexpr):
     return columns
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["key_stride", "gamma_stride", "step_stride"])
 def random_kernel(
     key_ptr, gamma_ptr, step_ptr, out_ptr, offset, count, total_words, words_per_stream,
+    num_streams, key_stride, gamma_stride, step_stride,
     NORMAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Lane i makes word i % W of stream i // W and writes its two numbers to out [N, count]."""
+    """Lane i makes word i % W of stream i // W and writes its two numbers to out [N, count].
+    Strides are from member to member.
+    """
+    member = tl.program_id(1).to(tl.int64)
+    key_ptr += member * key_stride
+    gamma_ptr += member * gamma_stride
+    step_ptr += member * step_stride
+    out_ptr += member * num_streams * count
     # the word of this lane
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < total_words
@@ -207,16 +221,42 @@ def random_kernel(
 def _random_triton(
     key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int, normal: bool
 ) -> Tensor:
-    """The references in one launch: bits equal, logarithm and cosine to rounding."""
-    out = torch.empty(key.shape[0], count, dtype=torch.float32, device=key.device)
+    """The references in one launch: bits equal, logarithm and cosine to rounding. Also of M
+    members, each tensor with a leading axis [M, ...], of any stride there.
+    """
+    members, num_streams = key.shape[:-1], key.shape[-1]
+    out = torch.empty((*key.shape, count), dtype=torch.float32, device=key.device)
     words = (count + 1) // 2
-    total = key.shape[0] * words
+    total = num_streams * words
     if total:
-        random_kernel[(triton.cdiv(total, 512),)](
-            key, gamma, step, out, offset, count, total, words,
+        strides = [each.stride(0) if members else 0 for each in (key, gamma, step)]
+        random_kernel[(triton.cdiv(total, 512), members.numel())](
+            key, gamma, step, out, offset, count, total, words, num_streams, *strides,
             NORMAL=normal, BLOCK=512, num_warps=4,
         )  # fmt: skip
     return out
+
+
+class DrawOfMembers(torch.autograd.Function):
+    """`_random_triton` inside torch.func.vmap: of all members at once."""
+
+    @staticmethod
+    def forward(
+        key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int, normal: bool
+    ) -> Tensor:
+        return _random_triton(key, gamma, step, offset, count, normal)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
+        return (None,) * 6
+
+    @staticmethod
+    def vmap(info: Any, dims: Sequence[int | None], *given: Any) -> tuple[Tensor, int]:
+        return _random_triton(*of_members(info.batch_size, dims, given)), 0
 
 
 def _random_c(
@@ -243,6 +283,8 @@ random_normal_c = functools.partial(_random_c, normal=True)
 
 def random_uniform(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int) -> Tensor:
     """[N, count] float32 in [0, 1); see `random_uniform_reference`."""
+    if use_triton_for_members(key):
+        return DrawOfMembers.apply(key, gamma, step, offset, count, False)  # type: ignore[no-untyped-call]
     function: Draw = choose_kernel(
         key,
         triton=random_uniform_triton,
@@ -254,6 +296,8 @@ def random_uniform(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count:
 
 def random_normal(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int) -> Tensor:
     """[N, count] float32 standard normal; see `random_normal_reference`."""
+    if use_triton_for_members(key):
+        return DrawOfMembers.apply(key, gamma, step, offset, count, True)  # type: ignore[no-untyped-call]
     function: Draw = choose_kernel(
         key, triton=random_normal_triton, c=random_normal_c, reference=random_normal_reference
     )

@@ -60,18 +60,24 @@ PROTOTYPE = (
 
 def device_of(tensor: Tensor) -> torch.device:
     """Where a tensor is, in a block of `FakeCuda`."""
-    while is_functorch_wrapped_tensor(tensor):  # of torch.func.vmap
-        tensor = get_unwrapped(tensor)
-    _, device = PLACES.get(storage(tensor), (None, HOST))
+    _, device = PLACES.get(storage(unwrapped(tensor)), (None, HOST))
     return device
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The one with memory, of what torch.func hands a function."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 def place(tensor: Tensor, device: torch.device) -> Tensor:
     """Make the memory of `tensor` that of `device`."""
-    key = storage(tensor)
+    memory = unwrapped(tensor)
+    key = storage(memory)
     PLACES.pop(key, None)
     if device.type == "cuda":
-        PLACES[key] = StorageWeakRef(tensor.untyped_storage()), device
+        PLACES[key] = StorageWeakRef(memory.untyped_storage()), device
     if len(PLACES) > 10_000:
         for key in [key for key, (memory, _) in PLACES.items() if memory.expired()]:
             del PLACES[key]
@@ -198,7 +204,8 @@ class FakeCuda:
                 f"Expected all tensors to be on the same device, but found at least two devices, "
                 f"{sorted(map(str, devices))}: {name}"
             )
-        if name in WAITING or (HOST in devices and name in MAY_MIX and args[2:] != (True,)):
+        is_mixed = HOST in devices and name in MAY_MIX
+        if name in WAITING or (is_mixed and not ("copy" in name and args[2:] == (True,))):
             self.wait(name)
         known = {storage(tensor) for tensor in given}
         result = function(*args, **kwargs)

@@ -485,7 +485,7 @@ def rollout_case(
 
 
 def random_case(normal: bool) -> Case:
-    types = [L, L, L, F, "i32", "i32", "i32", "i32"]
+    types = [L, L, L, F, *["i32"] * 8]
     return Case(
         random.random_kernel,
         types,

@@ -2,19 +2,25 @@
 rounding.
 """
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
+from gpurl.kernels import random
 from gpurl.kernels.random import (
     CounterRandom,
     random_kernel,
+    random_normal,
     random_normal_reference,
     random_normal_triton,
+    random_uniform,
     random_uniform_reference,
     random_uniform_triton,
     stream_constants,
 )
-from tests.kernels.triton.conftest import DEVICE
+from tests.kernels.triton.conftest import DEVICE, Counted
 
 SHAPES = [(1, 1), (1, 2), (3, 5), (7, 1), (64, 16), (129, 33), (1025, 3)]
 STEPS = [0, 1, 2**31 + 5, 2**40 + 3]
@@ -58,9 +64,39 @@ def test_normals_agree_to_rounding(num_streams: int, count: int, step: int) -> N
 def test_nothing_is_written_beyond_an_odd_last_number() -> None:
     key, gamma, now = inputs(5, 1)
     memory = torch.full((2000,), float("nan"), device=DEVICE)
-    random_kernel[(1,)](key, gamma, now, memory, 0, 3, 10, 2, NORMAL=False, BLOCK=512)
+    shape, strides = (0, 3, 10, 2, 5), (0, 0, 0)
+    random_kernel[(1,)](key, gamma, now, memory, *shape, *strides, NORMAL=False, BLOCK=512)
     assert torch.equal(memory[:15].reshape(5, 3), random_uniform_reference(key, gamma, now, 0, 3))
     assert bool(memory[15:].isnan().all())
+
+
+@pytest.mark.parametrize("draw", [random_uniform, random_normal])
+@pytest.mark.parametrize("is_differentiated", [False, True])
+def test_members_of_a_stack_draw_in_one_launch(
+    draw: Any, is_differentiated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each as alone, to the bit, though the memory of one member lies between the others'."""
+    monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
+    members = [inputs(129, step, seed) for seed, step in ((3, 0), (4, 7), (5, 2**31 + 5))]
+    memory = torch.zeros(3, 1000, dtype=torch.int64, device=DEVICE)
+    views = memory[:, 8:137], memory[:, 300:429], memory[:, 999]
+    for view, values in zip(views, zip(*members)):
+        view.copy_(torch.stack(values))
+    grids = list[Any]()
+    monkeypatch.setattr(random, "random_kernel", Counted(random_kernel, grids))
+
+    def drawn(key: Tensor, gamma: Tensor, step: Tensor) -> Tensor:
+        return draw(key, gamma, step, 5, 3)
+
+    def differentiated(key: Tensor, gamma: Tensor, step: Tensor) -> Tensor:
+        """The derivative by what multiplies it."""
+        factor = torch.ones(129, 3, device=DEVICE)
+        return torch.func.grad(lambda x: (x * drawn(key, gamma, step)).sum())(factor)
+
+    got = torch.func.vmap(differentiated if is_differentiated else drawn)(*views)
+    assert grids == [(1, 3)]
+    for k, streams in enumerate(members):
+        assert torch.equal(got[k], drawn(*streams))
 
 
 def test_no_numbers_of_no_streams() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from gpurl.algorithms import make_algorithm
 from gpurl.envs.registry import make_env
-from gpurl.kernels import adam, backend
+from gpurl.kernels import adam, backend, random
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine, make_population
@@ -80,17 +80,25 @@ def test_kernels_train_as_torch_does(
     assert bool(expected["statistics"]["newest"][2].any())
 
 
-def population(choice: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+SHAPES: dict[str, dict[str, Any]] = {
+    "ppo": {"horizon": 4, "epochs": 2, "minibatches": 2, "network": {"hidden": [16, 16]}},
+    "sac": {"horizon": 2, "updates": 2, "batch_size": 16, "learning_starts": 16},
+}
+
+
+def population(
+    choice: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, Any]]:
     """The metrics of each iteration of three members side by side."""
     monkeypatch.setattr(backend, "choice", choice)
-    shape = {"num_envs": 8, "horizon": 4, "epochs": 2, "minibatches": 2, "total_steps": 1000}
-    shape |= {"network": {"hidden": [16, 16]}, "member": {"learning_rate": [1e-3, 3e-3, 1e-2]}}
-    settings = make_settings("ppo", "pendulum", population=3, stack="on", **shape)
+    shape = {"num_envs": 8, "total_steps": 1000, "member": {"learning_rate": [1e-3, 3e-3, 1e-2]}}
+    shape |= SHAPES[algorithm]
+    settings = make_settings(algorithm, "pendulum", population=3, stack="on", **shape)
     with no_host_syncs():
         env = make_env("pendulum", 24, DEVICE, 0, max_episode_steps=6)
         spaces = env.single_observation_space, env.single_action_space
         algorithms = [
-            make_algorithm("ppo", config, *spaces, 8, DEVICE, seed=k)
+            make_algorithm(algorithm, config, *spaces, 8, DEVICE, seed=k)
             for k, config in enumerate(settings.member_configs())
         ]
         engine = make_population(settings, algorithms, env)
@@ -98,11 +106,16 @@ def population(choice: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, A
         return [{**engine.iterate(0.1 * number)} for number in range(4)]
 
 
-def test_a_stacked_population_steps_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All members in one launch, from the second iteration on."""
-    grids = list[Any]()
-    expected = population("torch", monkeypatch)
-    monkeypatch.setattr(adam, "norm_kernel", Counted(adam.norm_kernel, grids))
-    got = population("triton", monkeypatch)
-    assert [members for _, members in grids] == [1] * 3 * 4 + [3] * 3 * 4
+@pytest.mark.parametrize(("algorithm", "steps"), [("ppo", 4), ("sac", 2 * 3)])
+def test_a_stacked_population_steps_and_draws_by_kernels(
+    algorithm: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All members in one launch, from the second iteration that learns on."""
+    steps_by, draws = list[Any](), list[Any]()
+    expected = population("torch", algorithm, monkeypatch)
+    monkeypatch.setattr(adam, "norm_kernel", Counted(adam.norm_kernel, steps_by))
+    monkeypatch.setattr(random, "random_kernel", Counted(random.random_kernel, draws))
+    got = population("triton", algorithm, monkeypatch)
+    assert [members for _, members in steps_by] == [1] * 3 * steps + [3] * 3 * steps
+    assert {members for _, members in draws} == {1, 3}
     torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-4)
