@@ -14,14 +14,20 @@ the newest, or is the n-th:
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import choose_kernel, use_c, use_triton
+from gpurl.kernels.backend import (
+    choose_kernel,
+    of_members,
+    use_c,
+    use_triton,
+    use_triton_for_members,
+)
 from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import (
     WORDS_PER_STEP,
@@ -297,18 +303,47 @@ def replay_sample_reference(
     )
 
 
-@triton.jit(do_not_specialize=["offset"])
+# pointers to observations and numbers keep what is known of their alignment
+@triton.jit(
+    do_not_specialize=[
+        *("offset", "flags_stride", "slot_stride", "owner_stride", "counts_stride"),
+        *("key_stride", "gamma_stride", "step_stride"),
+    ]
+)
 def replay_sample_kernel(
     obs_ptr, numbers_ptr, flags_ptr, slot_ptr, final_ptr, owner_ptr, counts_ptr, key_ptr, gamma_ptr,
     step_ptr,
     index_ptr, out_obs_ptr, out_numbers_ptr, reward_ptr, discount_ptr, next_obs_ptr, weight_ptr,
     offset, T, N, F, B, discount_factor,
+    obs_stride, numbers_stride, flags_stride, slot_stride, final_stride, owner_stride,
+    counts_stride, key_stride, gamma_stride, step_stride,
     D: tl.constexpr, W: tl.constexpr, NUM_STEPS: tl.constexpr, DRAWS: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """A program draws or reads the indices of BLOCK_B transitions, walks up to NUM_STEPS rows from
-    each, and copies them. Bits of flags: 1 terminated, 2 truncated, 4 invalid.
+    each, and copies them. Bits of flags: 1 terminated, 2 truncated, 4 invalid. Strides are from
+    member to member.
     """
+    member = tl.program_id(1).to(tl.int64)
+    obs_ptr += member * obs_stride
+    numbers_ptr += member * numbers_stride
+    flags_ptr += member * flags_stride
+    slot_ptr += member * slot_stride
+    final_ptr += member * final_stride
+    owner_ptr += member * owner_stride
+    counts_ptr += member * counts_stride
+    key_ptr += member * key_stride
+    gamma_ptr += member * gamma_stride
+    step_ptr += member * step_stride
+    # the batches of all members follow each other
+    rows = member * B
+    index_ptr += rows
+    out_obs_ptr += rows * D
+    out_numbers_ptr += rows * W
+    reward_ptr += rows
+    discount_ptr += rows
+    next_obs_ptr += rows * D
+    weight_ptr += rows
     # which transitions
     lane = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     inside = lane < B
@@ -377,23 +412,26 @@ def replay_sample_kernel(
 
 
 def batch_memory(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
-    """Empty tensors for a batch, with `index` if it is given."""
+    """Empty tensors for a batch, with `index` if it is given; [M, B, ...] of the rings of M members
+    [M, ...].
+    """
     device = ring.obs.device
     on_cpu = device.type == "cpu"
+    leading = (*ring.obs.shape[:-3], batch_size)
 
     def empty(kind: torch.dtype, *size: int) -> Tensor:
         if on_cpu:  # numpy allocates in half the time
-            return torch.from_numpy(np.empty((batch_size, *size), NUMPY_KINDS[kind]))
-        return torch.empty(batch_size, *size, dtype=kind, device=device)
+            return torch.from_numpy(np.empty((*leading, *size), NUMPY_KINDS[kind]))
+        return torch.empty((*leading, *size), dtype=kind, device=device)
 
     kind = torch.uint8 if ring.obs.dtype == torch.uint8 else torch.float32
     return Batch(
         index=empty(torch.int64) if index is None else index,
-        obs=empty(kind, ring.obs.shape[2]),
-        numbers=empty(torch.float32, ring.numbers.shape[2]),
+        obs=empty(kind, ring.obs.shape[-1]),
+        numbers=empty(torch.float32, ring.numbers.shape[-1]),
         reward=empty(torch.float32),
         discount=empty(torch.float32),
-        next_obs=empty(kind, ring.obs.shape[2]),
+        next_obs=empty(kind, ring.obs.shape[-1]),
         weight=empty(torch.float32),
     )
 
@@ -407,18 +445,53 @@ def replay_sample_triton(
     offset: int,
     draws: bool,
 ) -> None:
-    """`replay_sample_reference` in one launch, into `out`; it draws the index or reads it."""
-    num_rows, num_envs, obs_size = ring.obs.shape
-    num_final = ring.owner.shape[0] - 1
-    width = ring.numbers.shape[2]
-    batch_size = len(out.weight)
+    """`replay_sample_reference` in one launch, into the contiguous `out`; it draws the index or
+    reads it. Also for M members, each tensor with a leading axis [M, ...], of any stride there in
+    ring and streams.
+    """
+    *members, num_rows, num_envs, obs_size = ring.obs.shape
+    num_final = ring.owner.shape[-1] - 1
+    width = ring.numbers.shape[-1]
+    batch_size = out.weight.shape[-1]
     block_d = min(triton.next_power_of_2(obs_size), 256)
     block_b = max(min(ELEMENTS // block_d, 32), 1)
-    replay_sample_kernel[(triton.cdiv(batch_size, block_b),)](
-        *ring, *streams, *out, offset, num_rows, num_envs, num_final, batch_size, gamma,
+    strides = [each.stride(0) if members else 0 for each in (*ring, *streams)]
+    grid = (triton.cdiv(batch_size, block_b), *(members or (1,)))
+    replay_sample_kernel[grid](
+        *ring, *streams, *out, offset, num_rows, num_envs, num_final, batch_size, gamma, *strides,
         D=obs_size, W=width, NUM_STEPS=num_steps, DRAWS=draws,
         BLOCK_B=block_b, BLOCK_D=block_d, BLOCK_W=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
+
+
+class SampleOfMembers(torch.autograd.Function):
+    """`replay_sample_triton` inside torch.func.vmap: of all members at once.
+
+    Arguments: the tensors of the ring and of the streams, the index or None, then batch_size,
+    gamma, num_steps, offset.
+    """
+
+    @staticmethod
+    def forward(*given: Any) -> Batch:
+        ring, streams = Ring(*given[:7]), RandomStreams(*given[7:10])
+        index, batch_size, gamma, num_steps, offset = given[10:]
+        index = None if index is None else index.contiguous()
+        out = batch_memory(ring, batch_size, index)
+        replay_sample_triton(ring, out, gamma, num_steps, streams, offset, index is None)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
+        return (None,) * 15
+
+    @staticmethod
+    def vmap(info: Any, dims: Sequence[int | None], *given: Any) -> tuple[tuple[Tensor, ...], Any]:
+        sampled = SampleOfMembers.forward(*of_members(info.batch_size, dims, given))
+        return tuple(sampled), (0,) * len(sampled)
 
 
 # ---- C ----
@@ -547,6 +620,10 @@ def replay_sample(
                 f"{tuple(index.shape)} on {index.device}"
             )
         index = index.contiguous()
+    # members may have a gamma of their own, which no kernel reads
+    if use_triton_for_members(ring.obs) and not isinstance(gamma, Tensor):
+        sizes = (batch_size, gamma, num_steps, offset)
+        return Batch(*SampleOfMembers.apply(*ring, *streams, index, *sizes))  # type: ignore[no-untyped-call]
     in_triton = use_triton(ring.obs)
     if not in_triton and not use_c(ring.obs):
         return replay_sample_reference(ring, batch_size, gamma, num_steps, streams, offset, index)

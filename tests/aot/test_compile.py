@@ -381,12 +381,9 @@ def replay_case(
         F,
         out,
         F,
-        "i32",
-        "i32",
-        "i32",
-        "i32",
-        "i32",
+        *["i32"] * 5,
         "fp32",
+        *["i32"] * 10,
     ]
     constants = {
         "D": obs_size,

@@ -2,6 +2,8 @@
 against episodes that are walked.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from gpurl.kernels import replay
 from gpurl.kernels.random import RandomStreams, stream_constants
 from gpurl.kernels.replay import STORED_KINDS, Batch, Block, Ring, new_ring
+from tests.kernels.triton.conftest import Counted
 
 
 def streams(step: int) -> RandomStreams:
@@ -92,6 +95,40 @@ def test_kernel_is_the_reference(
     assert_same(
         again, replay.replay_sample_reference(ring, stored, 0.9, num_steps, streams(0), index=index)
     )
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+def test_members_of_a_stack_sample_in_one_launch(
+    has_index: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each as alone, to the bit, though the memory of one member lies between the others'."""
+    monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
+    rings = [fill_ring(torch.float32, 3, 5, 2, blocks) for blocks in ((4, 4, 3), (2,), (8, 5))]
+    keys = [stream_constants(k, 1, torch.empty(0).device) for k in range(3)]
+    words = [RandomStreams(*each, torch.tensor(7 + k)) for k, each in enumerate(keys)]
+    index = torch.tensor([[0, 5, 20], [1, 2, 3], [23, 0, 11]])
+    # each between numbers that are read only by mistake
+    apart = []
+    for tensors in zip(*[(*ring, *streams) for ring, streams in zip(rings, words)]):
+        one = tensors[0]
+        memory = torch.full((3, one.numel() + 9), 77).to(one.dtype)
+        view = memory[:, 4 : 4 + one.numel()].unflatten(1, one.shape or (1,))
+        apart.append(view if one.dim() else view.squeeze(1))
+        apart[-1].copy_(torch.stack(tensors))
+    grids = list[Any]()
+    monkeypatch.setattr(replay, "replay_sample_kernel", Counted(replay.replay_sample_kernel, grids))
+
+    def sampled(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ring, streams = Ring(*tensors[:7]), RandomStreams(*tensors[7:])
+        given = rows if has_index else None
+        return tuple(replay.replay_sample(ring, 3, 0.9, 3, streams, 2, given))
+
+    got = torch.func.vmap(sampled)(index, *apart)
+    assert [grid[1] for grid in grids] == [3]
+    for k, ring in enumerate(rings):
+        rows = index[k] if has_index else None
+        expected = replay.replay_sample(ring, 3, 0.9, 3, words[k], 2, rows)
+        assert_same(Batch(*(each[k] for each in got)), expected)
 
 
 def test_an_empty_ring_gives_its_first_row() -> None:

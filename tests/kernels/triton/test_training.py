@@ -10,7 +10,7 @@ import torch
 
 from gpurl.algorithms import make_algorithm
 from gpurl.envs.registry import make_env
-from gpurl.kernels import adam, backend, random
+from gpurl.kernels import adam, backend, random, replay
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine, make_population
@@ -111,11 +111,14 @@ def test_a_stacked_population_steps_and_draws_by_kernels(
     algorithm: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All members in one launch, from the second iteration that learns on."""
-    steps_by, draws = list[Any](), list[Any]()
+    steps_by, draws, samples = list[Any](), list[Any](), list[Any]()
     expected = population("torch", algorithm, monkeypatch)
     monkeypatch.setattr(adam, "norm_kernel", Counted(adam.norm_kernel, steps_by))
     monkeypatch.setattr(random, "random_kernel", Counted(random.random_kernel, draws))
+    sample = replay.replay_sample_kernel
+    monkeypatch.setattr(replay, "replay_sample_kernel", Counted(sample, samples))
     got = population("triton", algorithm, monkeypatch)
     assert [members for _, members in steps_by] == [1] * 3 * steps + [3] * 3 * steps
     assert {members for _, members in draws} == {1, 3}
+    assert {members for _, members in samples} == ({1, 3} if algorithm == "sac" else set())
     torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-4)
