@@ -93,7 +93,7 @@ def stacked_obstacle(
 
 
 class StackedPopulation(Population):
-    """As `Population`. Its members compute in torch, without kernels of their own."""
+    """As `Population`. Its members compute in torch, but for kernels with an axis of members."""
 
     def __init__(
         self,
