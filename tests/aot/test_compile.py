@@ -131,7 +131,8 @@ def adam_case(decoupled: bool, has_target: bool, even: bool) -> Case:
         types,
         constants,
         80,
-        even=("P", *(f"{array}_stride" for array in arrays)) if even else (),
+        # strides are 0, or of members whose arrays are whole blocks
+        even=(*(f"{array}_stride" for array in arrays), *(("P",) if even else ())),
         vectors=vectors,
         name=f"adam {decoupled} {has_target} {even}",
     )
