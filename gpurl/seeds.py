@@ -122,7 +122,7 @@ def _population_obstacle(settings: Settings, seeds: Sequence[int], callbacks: Se
             return f"{name} is meant for a run of each seed"
     device = choose_device(config.device)
     if device.type == "cuda":
-        return "on a GPU a run of its own has kernels and CUDA graphs that members lack"
+        return "on a GPU a run of its own has kernels that members lack"
     # an instance tells more than its class: a wrapper is what it wraps
     env_class, named = resolve_env(settings.env)
     if not env_class.is_quick_to_make({**named, **settings.env_options}):

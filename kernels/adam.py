@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import choose_kernel, of_members, use_triton_for_members
+from gpurl.kernels.backend import ForMembers, choose_kernel, member_strides, use_triton_for_members
 from gpurl.kernels.optional_triton import tl, triton
 
 BLOCK = 1024
@@ -329,10 +329,11 @@ def adam_step_triton(
     scalars = torch.empty((*members, 6), dtype=torch.float32, device=device)
     pointers = begin_arguments(state, learning_rate, options, scalars, losses)
     ticket, step, rate, _, _, of_losses, counts, first_losses = pointers
+    num_losses = 0 if losses is None else losses.numel() // members.numel()
     given = (gradient, ticket, step, rate, of_losses, counts, first_losses)
     norm_kernel[(programs, members.numel())](
-        gradient, partial, *pointers, size, _num_losses(losses, gradient.dim()),
-        *_strides(given, bool(members)), options.max_grad_norm or 1.0, options.largest_norm,
+        gradient, partial, *pointers, size, num_losses,
+        *member_strides(given, bool(members)), options.max_grad_norm or 1.0, options.largest_norm,
         CLIP=options.max_grad_norm is not None, HAS_RECORD=state.skipped is not None,
         BLOCK=BLOCK, BLOCK_PARTIAL=BLOCK_PARTIAL, num_warps=4,
     )  # fmt: skip
@@ -357,16 +358,6 @@ def begin_arguments(
     return *pointers, scalars if losses is None else losses, counts, first_losses
 
 
-def _strides(tensors: Sequence[Tensor], are_of_members: bool) -> tuple[int, ...]:
-    """From member to member of tensors [M, ...]; 0 of those of one."""
-    return tuple(tensor.stride(0) if are_of_members else 0 for tensor in tensors)
-
-
-def _num_losses(losses: Tensor | None, dims: int) -> int:
-    """Of each member. dims: of its gradient, with the axis of members."""
-    return 0 if losses is None else losses[0].numel() if dims == 2 else losses.numel()
-
-
 def finish_step(
     state: AdamState,
     gradient: Tensor,
@@ -382,7 +373,7 @@ def finish_step(
     arrays = (parameters, gradient, exp_avg, exp_avg_sq, target_or_any)
     adam_kernel[(triton.cdiv(size, BLOCK), members.numel())](
         *arrays, scalars, learning_rate, first, size,
-        *_strides((*arrays, learning_rate, first), bool(members)),
+        *member_strides((*arrays, learning_rate, first), bool(members)),
         1.0 - options.betas[0], 1.0 - options.betas[1], options.eps, options.weight_decay,
         options.tau,
         DECOUPLED=options.decoupled, HAS_TARGET=target is not None,
@@ -391,32 +382,13 @@ def finish_step(
     return scalars[..., 3]
 
 
-class StepOfMembers(torch.autograd.Function):
-    """`adam_step_triton` inside torch.func.vmap: of all members at once."""
+class StepOfMembers(ForMembers):
+    """`adam_step_triton` of what `_packed` gives."""
 
     @staticmethod
     def forward(*given: Any) -> Tensor:
         state, gradient, learning_rate, options, losses = _unpacked(given)
         return adam_step_triton(state, gradient, learning_rate, options, losses)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
-        return (None,) * NUM_GIVEN
-
-    @staticmethod
-    def vmap(info: Any, dims: Sequence[int | None], *given: Any) -> tuple[Tensor, int]:
-        state, gradient, learning_rate, options, losses = _unpacked(
-            of_members(info.batch_size, dims, given)
-        )
-        losses = None if losses is None else losses.contiguous()
-        return adam_step_triton(state, gradient, learning_rate, options, losses), 0
-
-
-NUM_GIVEN = 13  # arguments of StepOfMembers
 
 
 def _packed(

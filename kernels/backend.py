@@ -8,7 +8,7 @@ host is free.
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
@@ -58,17 +58,38 @@ def use_triton_for_members(tensor: Tensor) -> bool:
     return transforms_are_active() and _is_for_triton(tensor)
 
 
-def of_members(size: int, dims: Sequence[int | None], given: Sequence[Any]) -> list[Any]:
-    """What torch.func.vmap hands the rule of a kernel, with the `size` members in front: views
-    [size, ...] of all tensors. dims: where they are, None for what is the same for all.
+class ForMembers(torch.autograd.Function):
+    """A kernel inside torch.func.vmap: `forward` of a subclass takes the tensors of one member, or
+    those of all with an axis of members in front. Nothing that it returns has a gradient.
     """
 
-    def in_front(value: Any, dim: int | None) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*((output,) if isinstance(output, Tensor) else output))
 
-    return [in_front(*each) for each in zip(given, dims, strict=True)]
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
+
+    @classmethod
+    def vmap(cls, info: Any, dims: Sequence[int | None], *given: Any) -> tuple[Any, Any]:
+        def in_front(value: Any, dim: int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if dim is None:  # the same for all
+                return value.expand(info.batch_size, *value.shape)
+            value = value.movedim(dim, 0)
+            # kernels know no other strides than that from member to member
+            assert value[0].is_contiguous(), (tuple(value.shape), value.stride())
+            return value
+
+        result = cls.forward(*map(in_front, given, dims))
+        return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
+
+
+def member_strides(tensors: Iterable[Tensor], have_members: bool) -> list[int]:
+    """From member to member of tensors [M, ...]; 0 of those of one."""
+    return [tensor.stride(0) if have_members else 0 for tensor in tensors]
 
 
 def _is_for_triton(tensor: Tensor) -> bool:

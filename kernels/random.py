@@ -14,16 +14,17 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, ParamSpec, SupportsIndex
+from typing import NamedTuple, NoReturn, ParamSpec, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import (
+    ForMembers,
     choose_kernel,
     host_sync_is_free,
-    of_members,
+    member_strides,
     use_triton,
     use_triton_for_members,
 )
@@ -229,7 +230,7 @@ def _random_triton(
     words = (count + 1) // 2
     total = num_streams * words
     if total:
-        strides = [each.stride(0) if members else 0 for each in (key, gamma, step)]
+        strides = member_strides((key, gamma, step), bool(members))
         random_kernel[(triton.cdiv(total, 512), members.numel())](
             key, gamma, step, out, offset, count, total, words, num_streams, *strides,
             NORMAL=normal, BLOCK=512, num_warps=4,
@@ -237,26 +238,10 @@ def _random_triton(
     return out
 
 
-class DrawOfMembers(torch.autograd.Function):
-    """`_random_triton` inside torch.func.vmap: of all members at once."""
+class DrawOfMembers(ForMembers):
+    """`_random_triton`, its arguments by position."""
 
-    @staticmethod
-    def forward(
-        key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int, normal: bool
-    ) -> Tensor:
-        return _random_triton(key, gamma, step, offset, count, normal)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
-        return (None,) * 6
-
-    @staticmethod
-    def vmap(info: Any, dims: Sequence[int | None], *given: Any) -> tuple[Tensor, int]:
-        return _random_triton(*of_members(info.batch_size, dims, given)), 0
+    forward = staticmethod(_random_triton)
 
 
 def _random_c(

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import (
+    ForMembers,
     choose_kernel,
-    of_members,
+    member_strides,
     use_c,
     use_triton,
     use_triton_for_members,
@@ -303,7 +304,7 @@ def replay_sample_reference(
     )
 
 
-# pointers to observations and numbers keep what is known of their alignment
+# the strides of observations and numbers are not among these: pointers keep their alignment
 @triton.jit(
     do_not_specialize=[
         *("offset", "flags_stride", "slot_stride", "owner_stride", "counts_stride"),
@@ -455,7 +456,7 @@ def replay_sample_triton(
     batch_size = out.weight.shape[-1]
     block_d = min(triton.next_power_of_2(obs_size), 256)
     block_b = max(min(ELEMENTS // block_d, 32), 1)
-    strides = [each.stride(0) if members else 0 for each in (*ring, *streams)]
+    strides = member_strides((*ring, *streams), bool(members))
     grid = (triton.cdiv(batch_size, block_b), *(members or (1,)))
     replay_sample_kernel[grid](
         *ring, *streams, *out, offset, num_rows, num_envs, num_final, batch_size, gamma, *strides,
@@ -464,34 +465,18 @@ def replay_sample_triton(
     )  # fmt: skip
 
 
-class SampleOfMembers(torch.autograd.Function):
-    """`replay_sample_triton` inside torch.func.vmap: of all members at once.
-
-    Arguments: the tensors of the ring and of the streams, the index or None, then batch_size,
-    gamma, num_steps, offset.
+class SampleOfMembers(ForMembers):
+    """`replay_sample_triton` into new memory, of the tensors of ring and streams, the index or
+    None, and batch_size, gamma, num_steps, offset.
     """
 
     @staticmethod
-    def forward(*given: Any) -> Batch:
+    def forward(*given: Any) -> tuple[Tensor, ...]:
         ring, streams = Ring(*given[:7]), RandomStreams(*given[7:10])
         index, batch_size, gamma, num_steps, offset = given[10:]
-        index = None if index is None else index.contiguous()
         out = batch_memory(ring, batch_size, index)
         replay_sample_triton(ring, out, gamma, num_steps, streams, offset, index is None)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
-        return (None,) * 15
-
-    @staticmethod
-    def vmap(info: Any, dims: Sequence[int | None], *given: Any) -> tuple[tuple[Tensor, ...], Any]:
-        sampled = SampleOfMembers.forward(*of_members(info.batch_size, dims, given))
-        return tuple(sampled), (0,) * len(sampled)
+        return tuple(out)
 
 
 # ---- C ----

@@ -36,7 +36,7 @@ ways to evaluate, some of them more favourable than this page's ([sources](#publ
 which size is usual, and not who is better. What has not been run says so.
 """
 PPO = """\
-MuJoCo v5 by gpurl's own environments, by one preset except two. It adds
+MuJoCo v5 by gpurl's own environments, by one preset except Swimmer and the double pendulum. It adds
 `normalize_obs_epsilon 0.1` for Ant, which keeps its 78 columns of contact forces small, and another
 discount for Reacher: with 0.99 in place of 0.9 it ends at -4.9 (commit 43f4f20). What an action of
 Swimmer is worth shows over hundreds of steps: by the preset of the others it stays at 50 (commit

@@ -89,17 +89,19 @@ def choose_population(
     nan: str,
     update: str = "auto",
     workers: int = 1,
-    stack: str = "off",
+    stack: str = "auto",
     graph: str = "auto",
     explored: Collection[str] = (),
     backend: Backend | None = None,
+    deterministic: bool = False,
 ) -> tuple[Population, list[str]]:
     """(the engine of a population, why its members are none of the faster ones).
 
     env: an equal share for each of `algorithms`; env_name, nan: as `Guards` has them. workers:
     members that learn at a time, on a CPU. stack, graph: as `TrainConfig` has them. explored:
     settings that population based training changes. backend: of CUDA graphs, by default that of the
-    device. UsageError if members cannot be stacked and should.
+    device. deterministic: members that may be in turn are, as a resumed stack is equal up to
+    rounding only, and its priorities and atoms have no fixed order. UsageError if members cannot be stacked and should.
     """
     reasons: Reasons = []
     shares = [Share(env, algorithm.num_envs) for algorithm in algorithms]
@@ -108,6 +110,8 @@ def choose_population(
     is_cuda = env.device.type == "cuda"
     if stack == "on" or (stack == "auto" and is_cuda):
         obstacle = stacked_obstacle(algorithms, explored, knows_only=stack == "auto")
+        if deterministic and stack == "auto":
+            obstacle = "deterministic members keep their bits after a resume in turn only"
         if update == "fused":
             obstacle = obstacle or "update fused has kernels of each member"
         if obstacle and stack == "on":

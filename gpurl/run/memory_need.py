@@ -74,6 +74,9 @@ def check_memory(settings: Settings, device: torch.device, env: VecEnv | None = 
             of_agent = _peak_of_agent(settings, env, num_envs, replay_size, device)
         except Exception:  # it reads numbers, which these tensors lack, or is refused later
             of_agent = obs_bytes * ((config.horizon + 2) * num_envs + replay_size)
+        if population > 1 and device.type == "cuda" and settings.train.stack != "off":
+            # the largest tensor of all exists twice while they are put side by side
+            of_agent += obs_bytes * ((config.horizon + 2) * num_envs + replay_size)
         return LIBRARIES + GAPS * population * (num_envs * bytes_per_env + of_agent)
 
     need = needed(num_envs, replay_size)

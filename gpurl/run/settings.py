@@ -161,7 +161,7 @@ class TrainConfig:
     stack: str = "auto"
     """Compute the members of a population side by side, each operation one launch for all (on), in
     turn, each by the fastest engine that it has alone (off), or auto: on on a GPU for algorithms
-    and networks of gpurl.
+    and networks of gpurl, unless deterministic.
     """
     asynchronous: bool = False
     """Play the next rollout while the last one is learned from, by ppo or a2c; for simulators that

@@ -176,6 +176,7 @@ def make_population(
         config.graph,
         () if options is None else options.spans,
         backend,
+        config.deterministic,
     )
     if options:
         board = None

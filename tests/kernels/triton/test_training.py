@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpurl.algorithms import make_algorithm
+from gpurl.engine.stacked import StackedPopulation
 from gpurl.envs.registry import make_env
 from gpurl.kernels import adam, backend, random, replay
 from gpurl.kernels.backend import no_host_syncs
@@ -87,13 +88,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def population(
-    choice: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+    choice: str, algorithm: str, differing: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[dict[str, Any]]:
-    """The metrics of each iteration of three members side by side."""
+    """The metrics of each iteration of three members side by side, as is the default on a GPU."""
     monkeypatch.setattr(backend, "choice", choice)
-    shape = {"num_envs": 8, "total_steps": 1000, "member": {"learning_rate": [1e-3, 3e-3, 1e-2]}}
+    values = {"learning_rate": [1e-3, 3e-3, 1e-2], "gamma": [0.9, 0.95, 0.99]}[differing]
+    shape = {"num_envs": 8, "total_steps": 1000, "member": {differing: values}, "graph": "off"}
     shape |= SHAPES[algorithm]
-    settings = make_settings(algorithm, "pendulum", population=3, stack="on", **shape)
+    settings = make_settings(algorithm, "pendulum", population=3, **shape)
     with no_host_syncs():
         env = make_env("pendulum", 24, DEVICE, 0, max_episode_steps=6)
         spaces = env.single_observation_space, env.single_action_space
@@ -106,19 +108,43 @@ def population(
         return [{**engine.iterate(0.1 * number)} for number in range(4)]
 
 
-@pytest.mark.parametrize(("algorithm", "steps"), [("ppo", 4), ("sac", 2 * 3)])
+@pytest.mark.parametrize(
+    ("algorithm", "steps", "differing"),
+    [("ppo", 4, "learning_rate"), ("sac", 2 * 3, "learning_rate"), ("sac", 2 * 3, "gamma")],
+)
 def test_a_stacked_population_steps_and_draws_by_kernels(
-    algorithm: str, steps: int, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, steps: int, differing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All members in one launch, from the second iteration that learns on."""
+    """All members in one launch, from the second iteration that learns on; a discount of each is no
+    argument of the kernel that samples.
+    """
     steps_by, draws, samples = list[Any](), list[Any](), list[Any]()
-    expected = population("torch", algorithm, monkeypatch)
+    expected = population("torch", algorithm, differing, monkeypatch)
     monkeypatch.setattr(adam, "norm_kernel", Counted(adam.norm_kernel, steps_by))
     monkeypatch.setattr(random, "random_kernel", Counted(random.random_kernel, draws))
     sample = replay.replay_sample_kernel
     monkeypatch.setattr(replay, "replay_sample_kernel", Counted(sample, samples))
-    got = population("triton", algorithm, monkeypatch)
+    got = population("triton", algorithm, differing, monkeypatch)
     assert [members for _, members in steps_by] == [1] * 3 * steps + [3] * 3 * steps
     assert {members for _, members in draws} == {1, 3}
-    assert {members for _, members in samples} == ({1, 3} if algorithm == "sac" else set())
+    in_kernels = {1, 3} if differing == "learning_rate" else {1}
+    assert {members for _, members in samples} == (in_kernels if algorithm == "sac" else set())
     torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("stack", ["auto", "on"])
+def test_deterministic_members_are_in_turn_unless_a_stack_is_asked_for(stack: str) -> None:
+    """A resumed stack is equal up to rounding, and priorities have no fixed order in it."""
+    settings = make_settings(
+        "ppo", "pendulum", population=2, num_envs=8, deterministic=True, stack=stack, graph="off"
+    )
+    with no_host_syncs():
+        env = make_env("pendulum", 16, DEVICE, 0)
+        spaces = env.single_observation_space, env.single_action_space
+        algorithms = [
+            make_algorithm("ppo", config, *spaces, 8, DEVICE, seed=k)
+            for k, config in enumerate(settings.member_configs())
+        ]
+        engine = make_population(settings, algorithms, env)
+    assert isinstance(engine, StackedPopulation) == (stack == "on")
+    assert ("no stack of members: deterministic" in engine.notes[0]) == (stack == "auto")
