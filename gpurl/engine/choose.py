@@ -101,7 +101,8 @@ def choose_population(
     members that learn at a time, on a CPU. stack, graph: as `TrainConfig` has them. explored:
     settings that population based training changes. backend: of CUDA graphs, by default that of the
     device. deterministic: members that may be in turn are, as a resumed stack is equal up to
-    rounding only, and its priorities and atoms have no fixed order. UsageError if members cannot be stacked and should.
+    rounding only, and its priorities and atoms have no fixed order. UsageError if members cannot be
+    stacked and should.
     """
     reasons: Reasons = []
     shares = [Share(env, algorithm.num_envs) for algorithm in algorithms]
