@@ -327,10 +327,12 @@ def test_members_of_a_stack_step_in_the_same_two_launches(
             losses[2, 1] = torch.inf
         del launched[:]
         tensors = (*arrays, step, counts, first, losses_kept, ticket)
-        # the same losses for all in the last step
-        dims = (*[0] * len(tensors), 0, 0, 0 if number < 2 else None)
-        given = losses if number < 2 else losses[0]
-        norms = torch.func.vmap(stepped, in_dims=dims)(*tensors, gradient, rates, given)
+        # the same rate for all in the last step
+        is_last = number == 2
+        rates = torch.tensor(1e-2).expand(3) if is_last else rates
+        dims = (*[0] * len(tensors), 0, None if is_last else 0, 0)
+        given = (gradient, rates[0] if is_last else rates, losses)
+        norms = torch.func.vmap(stepped, in_dims=dims)(*tensors, *given)
         assert launched == [(2, 3), (2, 3)]
         for k, state in enumerate(states(alone)):
             norm = adam_step_triton(state, gradient[k], rates[k], options, losses[k])
