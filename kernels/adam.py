@@ -388,6 +388,7 @@ class StepOfMembers(ForMembers):
     @staticmethod
     def forward(*given: Any) -> Tensor:
         state, gradient, learning_rate, options, losses = _unpacked(given)
+        assert state.parameters.stride(0), "members need weights of their own"
         return adam_step_triton(state, gradient, learning_rate, options, losses)
 
 
