@@ -93,8 +93,8 @@ def member_strides(tensors: Iterable[Tensor], have_members: bool) -> list[int]:
 
 
 def _is_for_triton(tensor: Tensor) -> bool:
-    """ValueError for an unknown GPURL_BACKEND, RuntimeError for Triton on a CPU without its
-    interpreter.
+    """Whether Triton is chosen for tensors like this one. ValueError for an unknown GPURL_BACKEND,
+    RuntimeError for Triton on a CPU without its interpreter.
     """
     if choice == "auto":
         return tensor.is_cuda

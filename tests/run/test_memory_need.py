@@ -154,6 +154,21 @@ def test_what_is_named_fits_and_more_does_not(monkeypatch: pytest.MonkeyPatch) -
     assert 5 * 2 * 4 * 12_000**2 / 2**30 < float(text.split("take ")[1].split()[0]) < 12.0
 
 
+def test_members_that_are_put_side_by_side_exist_twice_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU, one tensor of all after the other: the observations in their replay buffers."""
+    fitting = {}
+    monkeypatch.setattr(memory_need, "available_bytes", lambda device: 512 * MIB)
+    for stack in ("off", "auto"):
+        given = {"population": 4, "replay_size": 10_000_000, "stack": stack, "num_envs": 8}
+        with pytest.raises(UsageError) as refused:
+            check_memory(make_settings("sac", "pendulum", **given), torch.device("cuda"))
+        fitting[stack] = number_after("replay_size", str(refused.value))
+    # a transition has three numbers of each observation, action, reward, and what its flags take
+    assert 1.2 < fitting["off"] / fitting["auto"] < 1.6
+
+
 def test_an_algorithm_that_cannot_be_rehearsed_is_held_to_its_rollout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

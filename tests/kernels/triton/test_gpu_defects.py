@@ -69,6 +69,12 @@ def test_no_earlier_graph_is_destroyed_by_garbage_collection_during_a_capture() 
         with pytest.raises(RuntimeError, match="previous error during capture"):
             graphs.capture(lambda: float(x.sum()))
         assert gc.isenabled()
+        gc.disable()
+        try:
+            graphs.capture(lambda: x.add_(1.0))
+            assert not gc.isenabled()  # who has turned it off wants it so
+        finally:
+            gc.enable()
 
 
 def test_other_versions_may_refuse_to_end_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,19 @@ def test_members_of_a_stack_draw_in_one_launch(
         assert torch.equal(got[k], drawn(*streams))
 
 
+def test_members_whose_memory_interleaves_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would draw the numbers of other streams."""
+    monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
+    key, gamma, step = inputs(6, 1)
+    columns = key.view(2, 3), gamma.view(2, 3)
+
+    def drawn(key: Tensor, gamma: Tensor) -> Tensor:
+        return random_uniform(key, gamma, step, 0, 1)
+
+    with pytest.raises(AssertionError, match=r"\(3, 2\), \(1, 3\)"):
+        torch.func.vmap(drawn, in_dims=1)(*columns)
+
+
 def test_no_numbers_of_no_streams() -> None:
     key, gamma, now = inputs(4, 0)
     assert random_uniform_triton(key[:0], gamma[:0], now, 0, 3).shape == (0, 3)
