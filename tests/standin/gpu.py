@@ -225,11 +225,14 @@ def stand_in() -> Iterator[StandIn]:
                 return True if args[0].dtype is torch.bool else 1
             return super().dispatch(func, types, args, kwargs or {})
 
+    def begin_of(storage: torch.UntypedStorage) -> int:
+        return storage._cdata << 5  # 512-byte aligned, as torch's allocator's
+
     def data_ptr(tensor: FakeTensor) -> int:
         if not tensor.numel():
             return 0
-        storage = tensor.untyped_storage()._cdata << 5  # 512-byte aligned, as torch's allocator's
-        address = storage + tensor.storage_offset() * tensor.element_size()
+        offset = tensor.storage_offset() * tensor.element_size()
+        address = begin_of(tensor.untyped_storage()) + offset
         return address | (ON_DEVICE if tensor.is_cuda else 0)
 
     shapes = _shapes_of_gru_cell()
@@ -248,6 +251,7 @@ def stand_in() -> Iterator[StandIn]:
     with (
         mock.patch.multiple(torch.cuda, **TORCH_CUDA_FUNCTIONS),
         mock.patch.object(FakeTensor, "data_ptr", data_ptr),
+        mock.patch.object(torch.UntypedStorage, "data_ptr", begin_of),
         mock.patch.object(triton.runtime.jit.JITFunction, "run", counted_run),
         mock.patch.object(torch.nn.Module, "_apply", _move),
         Mode(),

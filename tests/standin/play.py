@@ -3,6 +3,7 @@
 """
 
 import importlib
+import itertools
 import json
 import pkgutil
 import sys
@@ -35,7 +36,7 @@ FIVE_ROWS = REPLAY | {"batch_size": 5, "learning_starts": 5, "replay_size": 30}
 
 def cases() -> dict[str, tuple[str, str, Settings]]:
     """name: algorithm, environment, settings over its preset."""
-    return on_policy_cases() | off_policy_cases()
+    return on_policy_cases() | off_policy_cases() | population_cases()
 
 
 def on_policy_cases() -> dict[str, tuple[str, str, Settings]]:
@@ -127,6 +128,22 @@ def off_policy_cases() -> dict[str, tuple[str, str, Settings]]:
     }
 
 
+def population_cases() -> dict[str, tuple[str, str, Settings]]:
+    """Of members side by side: kernels with an axis of members, and what torch batches."""
+    every = on_policy_cases() | off_policy_cases()
+    names = [
+        *("ppo autograd", "ppo memory", "ppo lstm", "ppo squashed", "ppo value clip", "ppo valid"),
+        *("ppo images", "a2c", "pqn", "ddpg", "td3", "sac", "mod_sac", "fast_td3", "fast_sac"),
+        *("dqn", "rainbow", "discrete_sac", "vdn", "rainbow, 5 rows", "sac, 5 rows", "sac, 1 row"),
+        *("sac prioritized", "sac valid", "td3 valid prioritized"),
+    ]
+    return {
+        f"{name}, {count} members": (algorithm, env, settings | {"population": count})
+        for name, count in zip(names, itertools.cycle((2, 3)))
+        for algorithm, env, settings in [every[name]]
+    }
+
+
 def play(name: str, folder: Path) -> list[str]:
     """The kernels that `name` launches: iterations until its graphs are captured and replayed, an
     evaluation, one observation by itself, and what the log reads.
@@ -151,6 +168,8 @@ def play(name: str, folder: Path) -> list[str]:
     device = choose_device("cuda")
     settings = make_settings(algorithm, env, device="cuda", eval_episodes=4, **values)
     trainer = make_trainer(settings, device)
+    if values.get("population"):
+        assert trainer.engine.name.startswith("stacked"), trainer.engine.notes
     trainer.start()
 
     # iterate: what is replayed is what was launched before the capture

@@ -77,6 +77,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "discrete_sac cart_pole": ("discrete_sac", "cart_pole", REPLAY),
     "sac pendulum prioritized": ("sac", "pendulum", REPLAY | {"prioritized": True, "n_step": 3}),
     "vdn two_step_game": ("vdn", "two_step_game", REPLAY),
+    # members side by side take what one takes; sac learns in its first iteration, and is stacked
+    **{
+        f"{name} {env}, {count} members": (
+            name,
+            env,
+            changes | {"num_envs": 128, "population": count, "stack": "on"},
+        )
+        for name, env, changes in (("ppo", "chasing", STEPPED), ("sac", "pendulum", REPLAY))
+        for count in (2, 4)
+    },
 }
 CPU_ENVS = 16  # a case on the real CPU takes a moment
 
@@ -165,6 +175,8 @@ def fake_gpu() -> Iterator[Callable[[Count | None], None]]:
         # `use_triton` requires it on a CPU; the kernels are imported already, without it
         mock.patch.dict("os.environ", {"TRITON_INTERPRET": "1"}),
         mock.patch.object(triton.runtime.jit.JITFunction, "run", launch),
+        # members are put side by side by their memory, of which a fake tensor has none
+        mock.patch.object(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata),
         FakeTensorMode(),
         no_host_syncs(),
     ):

@@ -49,6 +49,13 @@ def test_on_a_gpu_nothing_waits_and_nothing_grows() -> None:
             assert (numbers["waits"], numbers["grown_bytes"]) == (0, 0), name
 
 
+def test_members_side_by_side_take_no_operations_of_their_own() -> None:
+    for case in ("ppo chasing", "sac pendulum"):
+        two, four = (RECORD[f"gpu {case}, {count} members"] for count in (2, 4))
+        operations = [name for name in two if name.startswith("operations")]
+        assert [two[name] for name in operations] == [four[name] for name in operations], case
+
+
 def test_the_rollout_kernel_is_one_launch_and_what_counts_for_it() -> None:
     steps = CASES["ppo chasing fused"][2]["horizon"]
     assert RECORD["gpu ppo chasing fused"]["operations_a_step"] * steps <= 6
