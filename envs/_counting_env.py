@@ -52,8 +52,11 @@ def check_functions(
             )
     for function in (*needed, *optional):
         name, _, names = function.rstrip(")").partition("(")
+        own_function = getattr(env, name)
+        if not callable(own_function):
+            raise EnvError(f"{kind.__name__}: wanted a function {function}, got {own_function!r}")
+        signature = inspect.signature(own_function)
         try:
-            signature = inspect.signature(getattr(env, name))
             signature.bind(*names.split(", "))
         except TypeError:
             raise EnvError(

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_numbers
 from gpurl.envs.observation_groups import GroupedBox
+from gpurl.envs.vec_env import describe
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
 from gpurl.kernels.moments import pooled_moments
@@ -382,13 +383,22 @@ class PPO(OnPolicy):
 
     def _forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, F] -> (outputs for the action head [B, A], value [B])."""
-        output, value = self.network(features)
-        if value.dim() != 1:
-            raise UsageError(
-                f"{self.label} needs one value a row, [B]; {type(self.network).__name__} returned "
-                f"shape {tuple(value.shape)}"
-            )
+        returned = self.network(features)
+        if not torch.jit.is_tracing():  # which would keep this number of rows
+            self._check_returned(returned, len(features))
+        output, value = returned
         return output, value
+
+    def _check_returned(self, returned: Any, rows: int) -> None:
+        """UsageError if a network of somebody's own has returned anything else than `_forward`."""
+        each = returned if isinstance(returned, tuple | list) else (returned,)
+        wanted = [(rows, self.head.num_outputs), (rows,)]
+        if [getattr(value, "shape", None) for value in each] != wanted:
+            raise UsageError(
+                f"{self.label} needs an output for its action head and one value a row, of shapes "
+                f"{wanted[0]} and {wanted[1]}; {type(self.network).__name__} returned "
+                f"{', '.join(map(describe, each))}"
+            )
 
     def _denormalized(self, value: Tensor) -> Tensor:
         return value if self.value_normalizer is None else self.value_normalizer.denormalized(value)

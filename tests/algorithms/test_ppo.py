@@ -541,21 +541,34 @@ def test_a_metric_of_ones_own_skips_no_step_but_a_loss_that_is_not_finite_does()
         assert int(algorithm.optimizer.state.step) == steps
 
 
-def test_values_in_a_column_are_refused() -> None:
-    class Column(Own):
-        def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            output, value = super().forward(obs)
-            return output, value.unsqueeze(1)
+@pytest.mark.parametrize(
+    ("change", "returned"),
+    [
+        (
+            lambda output, value: (output, value.unsqueeze(1)),
+            r"a tensor of shape \(8, 2\), a tensor of shape \(8, 1\)",
+        ),
+        (
+            lambda output, value: (torch.cat((output, output), 1), value),
+            r"a tensor of shape \(8, 4\), a tensor of shape \(8,\)",
+        ),
+        (lambda output, value: output, r"a tensor of shape \(8, 2\)$"),
+        (lambda output, value: (output, None), r"a tensor of shape \(8, 2\), nothing"),
+    ],
+)
+def test_what_a_network_must_not_return_is_named(change: Any, returned: str) -> None:
+    class Other(Own):
+        def forward(self, obs: torch.Tensor) -> Any:
+            return change(*super().forward(obs))
 
-    class WithColumn(PPO):
+    class WithOther(PPO):
         def make_networks(self) -> None:
             super().make_networks()
-            self.network = Column(self.num_inputs, 2)  # type: ignore[assignment]
+            self.network = Other(self.num_inputs, 2)  # type: ignore[assignment]
 
-    with pytest.raises(
-        UsageError, match=r"WithColumn needs one value a row, .* Column returned shape \(8, 1\)"
-    ):
-        of_own(WithColumn, RandomWalk(8)).act(torch.zeros(8, 3))
+    wanted = r"WithOther needs .* of shapes \(8, 2\) and \(8,\); Other returned " + returned
+    with pytest.raises(UsageError, match=wanted):
+        of_own(WithOther, RandomWalk(8)).act(torch.zeros(8, 3))
 
 
 @pytest.mark.parametrize("looks", [nullcontext, no_host_syncs])

@@ -342,6 +342,11 @@ WRONG: dict[str, tuple[str, Changes, str]] = {
         (("def observe(", "def observation("),),
         "MyEnv: wanted a function observe(state), got none; is it observation?",
     ),
+    "no function": (
+        TASK,
+        (("    def observe(", "    metrics = 3\n\n    def observe("),),
+        "MyEnv: wanted a function metrics(state), got 3",
+    ),
     "missing argument": (
         TASK,
         (("(self, state, action, rng)", "(self, state, action)"),),
