@@ -60,8 +60,11 @@ def use_triton_for_members(tensor: Tensor) -> bool:
 
 class ForMembers(torch.autograd.Function):
     """A kernel inside torch.func.vmap: `forward` of a subclass takes the tensors of one member, or
-    those of all with an axis of members in front. Nothing that it returns has a gradient.
+    those of all with an axis of members in front. Nothing that it returns has a gradient, unless
+    the subclass says which.
     """
+
+    takes_strides = False  # within a member; without, each one's part must be contiguous
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor | tuple[Tensor, ...]) -> None:
@@ -79,12 +82,44 @@ class ForMembers(torch.autograd.Function):
             if dim is None:  # the same for all
                 return value.expand(info.batch_size, *value.shape)
             value = value.movedim(dim, 0)
-            # kernels know no other strides than that from member to member
-            assert value[0].is_contiguous(), (tuple(value.shape), value.stride())
+            # most kernels know no other strides than that from member to member
+            is_known = cls.takes_strides or value[0].is_contiguous()
+            assert is_known, (tuple(value.shape), value.stride())
             return value
 
         result = cls.forward(*map(in_front, given, dims))
         return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
+
+
+class MembersAsRows(torch.autograd.Function):
+    """An operation along the first axis of its tensors. Inside torch.func.vmap the axis of members
+    is joined with it, [M, B, ...] -> [M B, ...], which takes one operation for all members.
+    """
+
+    @classmethod
+    def vmap(cls, info: Any, dims: Sequence[Any], *given: Any) -> tuple[Any, Any]:
+        count = info.batch_size
+
+        def as_rows(value: Any, dim: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if dim is None:  # the same for all
+                return value.expand(count, *value.shape).flatten(0, 1)
+            return value.movedim(dim, 0).flatten(0, 1)
+
+        def apart(rows: Tensor) -> Tensor:
+            return rows.unflatten(0, (count, len(rows) // count))
+
+        result = cls.forward(*map(as_rows, given, dims))
+        if isinstance(result, Tensor):
+            return apart(result), 0
+        return tuple(map(apart, result)), (0,) * len(result)
+
+
+def dense(tensor: Tensor, have_members: bool) -> Tensor:
+    """`tensor`, copied unless it or, of tensors [M, ...], each member's part is contiguous."""
+    part = tensor[0] if have_members else tensor
+    return tensor if part.is_contiguous() else tensor.contiguous()
 
 
 def member_strides(tensors: Iterable[Tensor], have_members: bool) -> list[int]:

@@ -6,13 +6,19 @@ column that shows the successor is not finite in row t + 1. A row that was not v
 bad one, whatever it holds. A bit stands for each column, in their order.
 """
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.backend import (
+    ForMembers,
+    choose_kernel,
+    member_strides,
+    use_triton_for_members,
+)
 from gpurl.kernels.optional_triton import tl, triton
 
 BLOCK = 256  # rows of a tile
@@ -132,6 +138,7 @@ def _has_bad(ptr, row, inside, WIDTH: tl.constexpr, STRIDE: tl.constexpr, W: tl.
 @triton.jit(do_not_specialize=["T"])
 def find_kernel(
     ptrs, terminated_ptr, truncated_ptr, valid_ptr, bad_envs_ptr, partial_ptr, T, N,
+    terminated_stride, truncated_stride, valid_stride, MEMBER_STRIDES: tl.constexpr,
     HAS_VALID: tl.constexpr, WIDTHS: tl.constexpr, STRIDES: tl.constexpr, BLOCKS: tl.constexpr,
     NUM_SUCCESSOR: tl.constexpr, NUM_ENV: tl.constexpr, NUM_POLICY: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -139,8 +146,15 @@ def find_kernel(
     """A program reads BLOCK_N environments over all T steps; it writes which rows are valid, which
     environments had bad ones, and its part [6] of what was found: number of bad rows, the first
     one and its bits, whether columns of the environment and of the policy are bad in any, and
-    whether anything is to be zeroed.
+    whether anything is to be zeroed. The strides of flags and MEMBER_STRIDES, of columns, are from
+    member to member, whose results follow each other.
     """
+    member = tl.program_id(1).to(tl.int64)
+    terminated_ptr += member * terminated_stride
+    truncated_ptr += member * truncated_stride
+    valid_ptr += member * valid_stride
+    bad_envs_ptr += member * N
+    partial_ptr += member * 6 * tl.num_programs(0)
     first_env = tl.program_id(0).to(tl.int64) * BLOCK_N
     # of each lane, over all tiles
     count = tl.zeros((BLOCK_T * BLOCK_N,), tl.int32)
@@ -153,14 +167,16 @@ def find_kernel(
         # which columns are not finite
         bits = tl.zeros((BLOCK_T * BLOCK_N,), tl.int32)
         for i in tl.static_range(len(ptrs)):
-            bits |= _has_bad(ptrs[i], row, inside, WIDTHS[i], STRIDES[i], BLOCKS[i]) << i
+            ptr = ptrs[i] + member * MEMBER_STRIDES[i]
+            bits |= _has_bad(ptr, row, inside, WIDTHS[i], STRIDES[i], BLOCKS[i]) << i
         # a step leads to the next row, unless its episode ended
         terminated = tl.load(terminated_ptr + row, mask=inside, other=1)
         truncated = tl.load(truncated_ptr + row, mask=inside, other=1)
         goes_on = inside & (t + 1 < T) & ((terminated | truncated) == 0)
         leads_to = tl.zeros((BLOCK_T * BLOCK_N,), tl.int32)
         for i in tl.static_range(NUM_SUCCESSOR):
-            leads_to |= _has_bad(ptrs[i], row + N, goes_on, WIDTHS[i], STRIDES[i], BLOCKS[i])
+            ptr = ptrs[i] + member * MEMBER_STRIDES[i]
+            leads_to |= _has_bad(ptr, row + N, goes_on, WIDTHS[i], STRIDES[i], BLOCKS[i])
         bad = (bits | leads_to) != 0
         if HAS_VALID:
             was_valid = tl.load(valid_ptr + row, mask=inside, other=0) != 0
@@ -196,14 +212,22 @@ def find_kernel(
 @triton.jit(do_not_specialize=["T", "P"])
 def keep_kernel(
     ptrs, evidence_ptrs, kept_ptrs, partial_ptr, first_ptr, keys_ptr, count_ptr, diverged_ptr,
-    T, N, P,
+    T, N, P, first_stride, keys_stride, count_stride, diverged_stride,
+    MEMBER_STRIDES: tl.constexpr, EVIDENCE_MEMBER_STRIDES: tl.constexpr,
+    KEPT_MEMBER_STRIDES: tl.constexpr,
     WIDTHS: tl.constexpr, STRIDES: tl.constexpr, BLOCKS: tl.constexpr,
     EVIDENCE_WIDTHS: tl.constexpr, EVIDENCE_STRIDES: tl.constexpr, EVIDENCE_BLOCKS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """One program merges the P parts; where there is something bad, it keeps the evidence and then
-    replaces what is not finite.
+    """One program merges the P parts of a member; where there is something bad, it keeps the
+    evidence and then replaces what is not finite.
     """
+    member = tl.program_id(0).to(tl.int64)
+    partial_ptr += member * 6 * P
+    first_ptr += member * first_stride
+    keys_ptr += member * keys_stride
+    count_ptr += member * count_stride
+    diverged_ptr += member * diverged_stride
     # merge the parts
     count = tl.zeros((BLOCK_P,), tl.int64)
     first = tl.full((BLOCK_P,), NO_ROW, tl.int64)
@@ -240,12 +264,12 @@ def keep_kernel(
             for i in tl.static_range(len(kept_ptrs)):
                 for begin in range(0, EVIDENCE_WIDTHS[i], EVIDENCE_BLOCKS[i]):
                     place, mask = _numbers(
-                        evidence_ptrs[i], row, inside, begin, EVIDENCE_WIDTHS[i],
-                        EVIDENCE_STRIDES[i], EVIDENCE_BLOCKS[i],
+                        evidence_ptrs[i] + member * EVIDENCE_MEMBER_STRIDES[i], row, inside, begin,
+                        EVIDENCE_WIDTHS[i], EVIDENCE_STRIDES[i], EVIDENCE_BLOCKS[i],
                     )  # fmt: skip
                     kept, mask = _numbers(
-                        kept_ptrs[i], t.to(tl.int64), inside, begin, EVIDENCE_WIDTHS[i],
-                        EVIDENCE_WIDTHS[i], EVIDENCE_BLOCKS[i],
+                        kept_ptrs[i] + member * KEPT_MEMBER_STRIDES[i], t.to(tl.int64), inside,
+                        begin, EVIDENCE_WIDTHS[i], EVIDENCE_WIDTHS[i], EVIDENCE_BLOCKS[i],
                     )  # fmt: skip
                     tl.store(kept, tl.load(place, mask=mask, other=0), mask=mask)
     if tl.max(found, axis=0) > 0:
@@ -256,9 +280,10 @@ def keep_kernel(
                 for start in range(0, T, BLOCK_T):
                     _, row, inside = _tile_rows(start, first_env, T, N, BLOCK_T, BLOCK_N)
                     for i in tl.static_range(len(ptrs)):
+                        ptr = ptrs[i] + member * MEMBER_STRIDES[i]
                         for begin in range(0, WIDTHS[i], BLOCKS[i]):
                             place, mask = _numbers(
-                                ptrs[i], row, inside, begin, WIDTHS[i], STRIDES[i], BLOCKS[i]
+                                ptr, row, inside, begin, WIDTHS[i], STRIDES[i], BLOCKS[i]
                             )
                             x = tl.load(place, mask=mask, other=0.0)
                             tl.store(place, tl.zeros_like(x), mask=mask & _is_bad(x))
@@ -271,17 +296,18 @@ def _blocks(num_steps: int, num_envs: int) -> tuple[int, int]:
 
 
 def _widths(columns: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """(numbers of a row, numbers between two rows, numbers that are loaded at once) of [T, N, D]
-    columns.
+    """(numbers of a row, numbers between two rows, numbers that are loaded at once) of [..., T, N,
+    D] columns.
     """
-    widths = tuple(column.shape[2] for column in columns)
+    widths = tuple(column.shape[-1] for column in columns)
     blocks = tuple(min(triton.next_power_of_2(width), 16) for width in widths)
-    return widths, tuple(column.stride(1) for column in columns), blocks
+    return widths, tuple(column.stride(-2) for column in columns), blocks
 
 
-def _as_rows(column: Tensor) -> Tensor:
+def _as_rows(column: Tensor, have_members: bool) -> Tensor:
     """[T, N, ...] -> [T, N, D], the same memory; Triton loads bytes, not bools."""
-    rows = column.flatten(2) if column.dim() > 2 else column.unsqueeze(2)
+    axis = 2 + have_members
+    rows = column.flatten(axis) if column.dim() > axis else column.unsqueeze(axis)
     return rows.view(torch.uint8) if rows.dtype == torch.bool else rows
 
 
@@ -294,37 +320,66 @@ def find_non_finite_triton(
     evidence: Sequence[Evidence],
 ) -> tuple[Tensor, Tensor]:
     """`find_non_finite_reference` in two launches, which read each number once or twice and write
-    only where one is not finite.
+    only where one is not finite. Also of M members, each tensor with a leading axis [M, ...], of
+    any stride there.
     """
-    num_steps, num_envs = terminated.shape
+    *members, num_steps, num_envs = terminated.shape
+    have_members, num_members = bool(members), math.prod(members)
     block_t, block_n = _blocks(num_steps, num_envs)
     programs = triton.cdiv(num_envs, block_n)
-    checked = tuple(_as_rows(column) for column in columns.values)
+    checked = tuple(_as_rows(column, have_members) for column in columns.values)
     widths, strides, blocks = _widths(checked)
     has_valid = valid is not None
     if valid is None:
-        valid = torch.empty_like(terminated)
-    bad_envs = torch.empty(num_envs, dtype=torch.bool, device=valid.device)
-    partial = torch.empty(6, programs, dtype=torch.int64, device=valid.device)
+        valid = torch.empty(terminated.shape, dtype=torch.bool, device=terminated.device)
+    bad_envs = torch.empty((*members, num_envs), dtype=torch.bool, device=valid.device)
+    partial = torch.empty((*members, 6, programs), dtype=torch.int64, device=valid.device)
     flags = [flag.view(torch.uint8) for flag in (terminated, truncated, valid, bad_envs)]
-    find_kernel[(programs,)](
-        checked, *flags, partial, num_steps, num_envs,
+    strides_of_columns = tuple(member_strides(checked, have_members))
+    find_kernel[(programs, num_members)](
+        checked, *flags, partial, num_steps, num_envs, *member_strides(flags[:3], have_members),
+        MEMBER_STRIDES=strides_of_columns,
         HAS_VALID=has_valid, WIDTHS=widths, STRIDES=strides, BLOCKS=blocks,
         NUM_SUCCESSOR=columns.num_successor, NUM_ENV=columns.num_env,
         NUM_POLICY=columns.num_policy, BLOCK_T=block_t, BLOCK_N=block_n, num_warps=8,
     )  # fmt: skip
-    sources = tuple(_as_rows(each.column) for each in evidence)
-    kept = tuple(_as_rows(each.kept.unsqueeze(1)) for each in evidence)
+    sources = tuple(_as_rows(each.column, have_members) for each in evidence)
+    kept = tuple(_as_rows(each.kept.unsqueeze(1 + have_members), have_members) for each in evidence)
     evidence_widths, evidence_strides, evidence_blocks = _widths(sources)
-    keep_kernel[(1,)](
+    keep_kernel[(num_members,)](
         checked, sources, kept, partial, findings.first, findings.keys, findings.count,
         findings.policy_diverged.view(torch.uint8), num_steps, num_envs, programs,
+        *member_strides(findings, have_members), MEMBER_STRIDES=strides_of_columns,
+        EVIDENCE_MEMBER_STRIDES=tuple(member_strides(sources, have_members)),
+        KEPT_MEMBER_STRIDES=tuple(member_strides(kept, have_members)),
         WIDTHS=widths, STRIDES=strides, BLOCKS=blocks, EVIDENCE_WIDTHS=evidence_widths,
         EVIDENCE_STRIDES=evidence_strides, EVIDENCE_BLOCKS=evidence_blocks,
         BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_P=min(BLOCK_P, triton.next_power_of_2(programs)),
         num_warps=8,
     )  # fmt: skip
     return valid, bad_envs
+
+
+class FindOfMembers(ForMembers):
+    """`find_non_finite_triton` of all tensors and the number of each kind. It returns the given
+    `valid` no second time.
+    """
+
+    takes_strides = True
+
+    @staticmethod
+    def forward(sizes: tuple[int, ...], valid: Tensor | None, *given: Tensor) -> Any:
+        num_evidence, *of_columns = sizes
+        terminated, truncated, *tensors = given
+        findings, kept = Findings(*tensors[:4]), tensors[4 : 4 + num_evidence]
+        evidence_columns = tensors[4 + num_evidence : 4 + 2 * num_evidence]
+        columns = Columns(tensors[4 + 2 * num_evidence :], *of_columns)
+        evidence = [Evidence(*each) for each in zip(evidence_columns, kept)]
+        assert findings.first.stride() != (0,), "members need findings of their own"
+        found, bad_envs = find_non_finite_triton(
+            columns, terminated, truncated, valid, findings, evidence
+        )
+        return bad_envs if valid is not None else (found, bad_envs)
 
 
 def find_non_finite(
@@ -343,6 +398,12 @@ def find_non_finite(
     The columns of the evidence may be views of checked ones; both have contiguous rows, equally far
     apart.
     """
+    if use_triton_for_members(terminated):
+        kept = [each.kept for each in evidence]
+        tensors = terminated, truncated, *findings, *kept, *(each.column for each in evidence)
+        sizes = (len(evidence), *columns[1:])
+        found = FindOfMembers.apply(sizes, valid, *tensors, *columns.values)  # type: ignore[no-untyped-call]
+        return found if valid is None else (valid, found)
     function = choose_kernel(
         terminated, triton=find_non_finite_triton, reference=find_non_finite_reference
     )

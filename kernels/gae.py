@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.backend import (
+    ForMembers,
+    choose_kernel,
+    dense,
+    member_strides,
+    use_triton_for_members,
+)
 from gpurl.kernels.optional_triton import tl, triton
 
 
@@ -87,14 +93,27 @@ def _merge(count, mean, square, other_count, other_mean, other_square):
 def gae_kernel(
     reward_ptr, value_ptr, final_ptr, terminated_ptr, truncated_ptr, valid_ptr, advantage_ptr,
     returns_ptr, partial_ptr,
-    T, N, gamma, gae_lambda, HAS_VALID: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+    T, N, reward_stride, value_stride, final_stride, terminated_stride, truncated_stride,
+    valid_stride, gamma, gae_lambda,
+    HAS_VALID: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A program computes BLOCK_N environments over all T steps, last rows first, a tile of BLOCK_T
-    rows at a time; it writes count, mean and squared deviations to its row of `partial`.
+    rows at a time; it writes count, mean and squared deviations to its row of `partial`. Strides
+    are from member to member, whose results follow each other.
 
     Rows are reversed in the loads and scanned forward: `associative_scan(reverse=True)` is wrong on
     some GPUs (triton issue 4362).
     """
+    member = tl.program_id(1).to(tl.int64)
+    reward_ptr += member * reward_stride
+    value_ptr += member * value_stride
+    final_ptr += member * final_stride
+    terminated_ptr += member * terminated_stride
+    truncated_ptr += member * truncated_stride
+    valid_ptr += member * valid_stride
+    advantage_ptr += member * T * N
+    returns_ptr += member * T * N
+    partial_ptr += member * tl.num_programs(0) * 3
     # environments of this program; the advantage of the row after the tile; moments so far
     env = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     width = tl.cast(N, tl.int64)
@@ -143,9 +162,11 @@ def gae_kernel(
 
 @triton.jit
 def gae_moments_kernel(partial_ptr, moments_ptr, P, BLOCK_P: tl.constexpr):
-    """One program merges the P partial moments in a fixed order into mean, population variance and
-    count.
+    """One program merges the P partial moments of a member in a fixed order into mean, population
+    variance and count.
     """
+    partial_ptr += tl.program_id(0).to(tl.int64) * P * 3
+    moments_ptr += tl.program_id(0).to(tl.int64) * 3
     # each lane merges every BLOCK_P-th row
     lane = tl.arange(0, BLOCK_P)
     counts = tl.zeros((BLOCK_P,), tl.float32)
@@ -189,27 +210,37 @@ def gae_triton(
     gae_lambda: float,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`gae_reference` in two launches."""
-    reward, value, final_value = (x.contiguous() for x in (reward, value, final_value))
-    flags = [terminated, truncated] if valid is None else [terminated, truncated, valid]
+    """`gae_reference` in two launches. Also of M members, each tensor with a leading axis [M, ...],
+    of any stride there.
+    """
+    members = reward.shape[:-2]
+    flags = [terminated, truncated, terminated if valid is None else valid]
+    given = [dense(x, bool(members)) for x in (reward, value, final_value, *flags)]
     # Triton loads bytes, not bools
-    flags = [flag.contiguous().view(torch.uint8) for flag in flags]
-    num_steps, num_envs = reward.shape
+    columns = [x.view(torch.uint8) if x.dtype == torch.bool else x for x in given]
+    num_steps, num_envs = reward.shape[-2:]
     block_t, block_n, num_warps = _tile(num_steps, num_envs)
     programs = triton.cdiv(num_envs, block_n)
-    advantage = torch.empty_like(reward)
-    returns = torch.empty_like(reward)
+    advantage = reward.new_empty(reward.shape)
+    returns = reward.new_empty(reward.shape)
     # [programs, 3]: the moments of each program's environments
-    partial = reward.new_empty(programs, 3)
-    moments = reward.new_empty(3)
-    gae_kernel[(programs,)](
-        reward, value, final_value, flags[0], flags[1], flags[-1], advantage, returns, partial,
-        num_steps, num_envs,
+    partial = reward.new_empty(*members, programs, 3)
+    moments = reward.new_empty(*members, 3)
+    gae_kernel[(programs, members.numel())](
+        *columns, advantage, returns, partial,
+        num_steps, num_envs, *member_strides(columns, bool(members)),
         ctypes.c_float(gamma).value, ctypes.c_float(gae_lambda).value,
         HAS_VALID=valid is not None, BLOCK_T=block_t, BLOCK_N=block_n, num_warps=num_warps,
     )  # fmt: skip
-    gae_moments_kernel[(1,)](partial, moments, programs, BLOCK_P=128, num_warps=4)
+    gae_moments_kernel[(members.numel(),)](partial, moments, programs, BLOCK_P=128, num_warps=4)
     return advantage, returns, moments
+
+
+class GaeOfMembers(ForMembers):
+    """`gae_triton`, its arguments by position."""
+
+    takes_strides = True
+    forward = staticmethod(gae_triton)
 
 
 def gae_c(
@@ -260,6 +291,11 @@ def gae(
     """
     function = gae_reference
     if kernels_read(reward, value, final_value, (terminated, truncated, valid)):
+        # members may have discounts of their own, which no kernel reads
+        has_numbers = not isinstance(gamma, Tensor) and not isinstance(gae_lambda, Tensor)
+        if use_triton_for_members(reward) and has_numbers:
+            numbers = gamma, gae_lambda, valid
+            return GaeOfMembers.apply(reward, value, final_value, terminated, truncated, *numbers)  # type: ignore[no-any-return, no-untyped-call]
         function = choose_kernel(reward, triton=gae_triton, c=gae_c, reference=gae_reference)
     return function(reward, value, final_value, terminated, truncated, gamma, gae_lambda, valid)
 

@@ -8,12 +8,18 @@ loses 3e-5 at mean / std = 1e5. A column whose moments would not be finite keeps
 NaN in them would stay for ever. The count is that of the first column.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.backend import (
+    ForMembers,
+    choose_kernel,
+    dense,
+    member_strides,
+    use_triton_for_members,
+)
 from gpurl.kernels.optional_triton import tl, triton
 
 # numbers of a block, and its fewest rows
@@ -95,12 +101,19 @@ def normalize_reference(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -
 @triton.jit
 def block_moments_kernel(
     x_ptr, valid_ptr, count_ptr, partial_ptr, old_count_ptr, B, D,
+    x_stride, valid_stride, count_stride, partial_stride, old_count_stride,
     HAS_VALID: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (i, j) computes count, mean and squared deviations of BLOCK_B rows of BLOCK_D columns
     -> partial [blocks, 3, D] float64. The count so far is copied to where the next launch changes
-    nothing.
+    nothing. Strides are from member to member.
     """
+    member = tl.program_id(2).to(tl.int64)
+    x_ptr += member * x_stride
+    valid_ptr += member * valid_stride
+    count_ptr += member * count_stride
+    partial_ptr += member * partial_stride
+    old_count_ptr += member * old_count_stride
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(old_count_ptr, tl.load(count_ptr))
     # load the valid rows
@@ -125,11 +138,20 @@ def block_moments_kernel(
 @triton.jit
 def merge_moments_kernel(
     partial_ptr, old_count_ptr, mean_ptr, variance_ptr, count_ptr, shift_ptr, inv_std_ptr,
-    P, D, epsilon, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
+    P, D, partial_stride, old_count_stride, mean_stride, variance_stride, count_stride,
+    shift_stride, inv_std_stride, epsilon, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program j merges the P blocks of BLOCK_D columns into the running moments, in a fixed order;
-    program 0 writes the new count.
+    program 0 writes the new count. Strides are from member to member.
     """
+    member = tl.program_id(1).to(tl.int64)
+    partial_ptr += member * partial_stride
+    old_count_ptr += member * old_count_stride
+    mean_ptr += member * mean_stride
+    variance_ptr += member * variance_stride
+    count_ptr += member * count_stride
+    shift_ptr += member * shift_stride
+    inv_std_ptr += member * inv_std_stride
     # lane l merges the blocks l, l + LANES, ...
     column = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = column < D
@@ -179,8 +201,18 @@ def merge_moments_kernel(
 
 
 @triton.jit
-def normalize_kernel(x_ptr, mean_ptr, inv_std_ptr, out_ptr, size, D, clip, BLOCK: tl.constexpr):
-    """A lane computes one element; NaN stays NaN."""
+def normalize_kernel(
+    x_ptr, mean_ptr, inv_std_ptr, out_ptr, size, D, x_stride, mean_stride, inv_std_stride, clip,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A lane computes one element; NaN stays NaN. Strides are from member to member, whose results
+    follow each other.
+    """
+    member = tl.program_id(1).to(tl.int64)
+    x_ptr += member * x_stride
+    mean_ptr += member * mean_stride
+    inv_std_ptr += member * inv_std_stride
+    out_ptr += member * size
     offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < size
     column = offset % D
@@ -199,37 +231,69 @@ def block_rows(block_d: int) -> int:
 def update_moments_triton(
     running: RunningMoments, epsilon: float, x: Tensor, valid: Tensor | None = None
 ) -> None:
-    """`update_moments_reference` in two launches."""
-    mean, variance, count, shift, inv_std = running
-    x = x.contiguous()
-    rows, columns = x.shape
+    """`update_moments_reference` in two launches. Also of M members, each tensor with a leading
+    axis [M, ...], of any stride there.
+    """
+    members, have_members = x.shape[:-2], x.dim() > 2
+    x = dense(x, have_members)
+    rows, columns = x.shape[-2:]
     # tiles: narrow ones for few columns, so that all lanes have work
     block_d = min(32, triton.next_power_of_2(columns))
     block_b = block_rows(block_d)
     grid = (triton.cdiv(rows, block_b), triton.cdiv(columns, block_d))
     # moments of the blocks, and the count so far
-    partial = torch.empty(grid[0] * 3 * columns + 1, dtype=torch.float64, device=x.device)
-    old_count = partial[-1]
-    flags = x if valid is None else valid.contiguous().view(torch.uint8)
-    block_moments_kernel[grid](
-        x, flags, count, partial, old_count, rows, columns,
+    size = grid[0] * 3 * columns + 1
+    partial = torch.empty((*members, size), dtype=torch.float64, device=x.device)
+    old_count = partial[..., -1]
+    flags = x if valid is None else dense(valid, have_members).view(torch.uint8)
+    blocks = x, flags, running.count, partial, old_count
+    block_moments_kernel[(grid[0], grid[1], members.numel())](
+        *blocks, rows, columns, *member_strides(blocks, have_members),
         HAS_VALID=valid is not None, BLOCK_B=block_b, BLOCK_D=block_d, num_warps=8,
     )  # fmt: skip
-    merge_moments_kernel[(grid[1],)](
-        partial, old_count, mean, variance, count, shift, inv_std, grid[0], columns, epsilon,
+    merged = partial, old_count, *running
+    merge_moments_kernel[(grid[1], members.numel())](
+        *merged, grid[0], columns, *member_strides(merged, have_members), epsilon,
         LANES=MERGED // block_d, BLOCK_D=block_d, num_warps=4,
     )  # fmt: skip
 
 
 def normalize_triton(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
-    """`normalize_reference` in one launch."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
+    """`normalize_reference` in one launch. Also of M members, each tensor with a leading axis
+    [M, ...], of any stride there.
+    """
+    members, have_members = mean.shape[:-1], mean.dim() > 1
+    x = dense(x, have_members)
+    out = x.new_empty(x.shape)
     if x.numel():
-        normalize_kernel[(triton.cdiv(x.numel(), 1024),)](
-            x, mean, inv_std, out, x.numel(), x.shape[-1], clip, BLOCK=1024, num_warps=4
-        )
+        size = x.numel() // members.numel()
+        normalize_kernel[(triton.cdiv(size, 1024), members.numel())](
+            x, mean, inv_std, out, size, x.shape[-1],
+            *member_strides((x, mean, inv_std), have_members), clip, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
     return out
+
+
+class NormalizeOfMembers(ForMembers):
+    """`normalize_triton`, its arguments by position."""
+
+    takes_strides = True
+    forward = staticmethod(normalize_triton)
+
+
+class MomentsOfMembers(ForMembers):
+    """`update_moments_triton` of the tensors of the running moments, epsilon, x and valid; returns
+    nothing of use.
+    """
+
+    takes_strides = True
+
+    @staticmethod
+    def forward(*given: Any) -> Tensor:
+        running = RunningMoments(*given[:5])
+        assert running.mean.stride(0), "members need moments of their own"
+        update_moments_triton(running, *given[5:])
+        return running.mean.new_empty(len(running.mean), 0)
 
 
 def update_moments(
@@ -239,6 +303,9 @@ def update_moments(
 
     epsilon: added to the variance before its root.
     """
+    if use_triton_for_members(x):
+        MomentsOfMembers.apply(*running, epsilon, x, valid)  # type: ignore[no-untyped-call]
+        return
     function = choose_kernel(x, triton=update_moments_triton, reference=update_moments_reference)
     function(running, epsilon, x, valid)
 
@@ -247,5 +314,7 @@ def normalize(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
     """clamp((x - mean) * inv_std, -clip, clip). x: [..., D]; mean, inv_std: [D]; all float32. NaN
     stays NaN.
     """
+    if use_triton_for_members(x):
+        return NormalizeOfMembers.apply(x, mean, inv_std, clip)  # type: ignore[no-any-return, no-untyped-call]
     function = choose_kernel(x, triton=normalize_triton, reference=normalize_reference)
     return function(x, mean, inv_std, clip)

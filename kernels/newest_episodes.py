@@ -13,7 +13,13 @@ ch. XIII: the sum without the shift is 1, since exactly one episode is under way
 import torch
 from torch import Tensor
 
-from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.backend import (
+    ForMembers,
+    choose_kernel,
+    dense,
+    member_strides,
+    use_triton_for_members,
+)
 from gpurl.kernels.optional_triton import tl, triton
 
 BLOCK = 256
@@ -30,8 +36,18 @@ def keep_newest_reference(
 
 
 @triton.jit(do_not_specialize=["N"])
-def keep_newest_kernel(newest_ptr, ended_ptr, return_ptr, length_ptr, N, BLOCK: tl.constexpr):
-    """A program has BLOCK environments, and writes those whose episode ended."""
+def keep_newest_kernel(
+    newest_ptr, ended_ptr, return_ptr, length_ptr, N,
+    newest_stride, ended_stride, return_stride, length_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program has BLOCK environments, and writes those whose episode ended. Strides are from
+    member to member.
+    """
+    member = tl.program_id(1).to(tl.int64)
+    newest_ptr += member * newest_stride
+    ended_ptr += member * ended_stride
+    return_ptr += member * return_stride
+    length_ptr += member * length_stride
     env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ended = tl.load(ended_ptr + env, mask=env < N, other=0) != 0
     episode_return = tl.load(return_ptr + env, mask=ended, other=0.0).to(tl.float32)
@@ -47,12 +63,29 @@ def keep_newest_kernel(newest_ptr, ended_ptr, return_ptr, length_ptr, N, BLOCK: 
 def keep_newest_triton(
     newest: Tensor, ended: Tensor, episode_return: Tensor, length: Tensor
 ) -> None:
-    """`keep_newest_reference` in one launch."""
-    num_envs = ended.shape[0]
-    flags = ended.contiguous().view(torch.uint8)
-    keep_newest_kernel[(triton.cdiv(num_envs, BLOCK),)](
-        newest, flags, episode_return.contiguous(), length.contiguous(), num_envs, BLOCK=BLOCK
-    )
+    """`keep_newest_reference` in one launch. Also of M members, each tensor with a leading axis
+    [M, ...], of any stride there.
+    """
+    members, num_envs = ended.shape[:-1], ended.shape[-1]
+    have_members = bool(members)
+    given = [dense(each, have_members) for each in (ended, episode_return, length)]
+    flags = given[0].view(torch.uint8)
+    keep_newest_kernel[(triton.cdiv(num_envs, BLOCK), members.numel())](
+        newest, flags, *given[1:], num_envs, *member_strides((newest, *given), have_members),
+        BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+class KeepOfMembers(ForMembers):
+    """`keep_newest_triton`; returns nothing of use."""
+
+    takes_strides = True
+
+    @staticmethod
+    def forward(newest: Tensor, *given: Tensor) -> Tensor:
+        assert newest.stride(0), "members need statistics of their own"
+        keep_newest_triton(newest, *given)
+        return newest.new_empty(len(newest), 0)
 
 
 def keep_newest(newest: Tensor, ended: Tensor, episode_return: Tensor, length: Tensor) -> None:
@@ -62,5 +95,8 @@ def keep_newest(newest: Tensor, ended: Tensor, episode_return: Tensor, length: T
     ended: [N] bool, episode_return: [N] float32 or another float, length: [N] int64 or another
     number, of each environment.
     """
+    if use_triton_for_members(newest):
+        KeepOfMembers.apply(newest, ended, episode_return, length)  # type: ignore[no-untyped-call]
+        return
     function = choose_kernel(newest, triton=keep_newest_triton, reference=keep_newest_reference)
     function(newest, ended, episode_return, length)

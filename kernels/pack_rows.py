@@ -4,14 +4,21 @@ A program writes whole rows: scaling, converting and copying a column each by it
 memory three times, and take 17 launches for PPO's columns.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.backend import (
+    ForMembers,
+    choose_kernel,
+    dense,
+    member_strides,
+    use_triton_for_members,
+)
 from gpurl.kernels.moments import normalize
 from gpurl.kernels.optional_triton import tl, triton
 
@@ -74,12 +81,16 @@ def pack_rows_reference(columns: Sequence[Column], width: int) -> Tensor:
 @triton.jit
 def pack_rows_kernel(
     ptrs, shift_ptrs, scale_ptrs, out_ptr, S,
+    STRIDES: tl.constexpr, SHIFT_STRIDES: tl.constexpr, SCALE_STRIDES: tl.constexpr,
     WIDTHS: tl.constexpr, STARTS: tl.constexpr, KINDS: tl.constexpr, SCALES: tl.constexpr,
     CLIPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Program (i, j) writes BLOCK rows of BLOCK_W columns; a source is read where it overlaps them.
-    SCALES: of each source the index into the tuples of shifts and scales.
+    SCALES: of each source the index into the tuples of shifts and scales. STRIDES, SHIFT_STRIDES
+    and SCALE_STRIDES are from member to member, whose rows follow each other.
     """
+    member = tl.program_id(2).to(tl.int64)
+    out_ptr += member * S * WIDTH
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     out = tl.zeros((BLOCK, BLOCK_W), tl.float32)
@@ -88,32 +99,39 @@ def pack_rows_kernel(
         local = column - STARTS[i]
         mine = (local >= 0) & (local < WIDTHS[i])
         used = (row < S)[:, None] & mine[None, :]
-        place = ptrs[i] + row[:, None] * WIDTHS[i] + local[None, :]
+        first = ptrs[i] + member * STRIDES[i]
+        place = first + row[:, None] * WIDTHS[i] + local[None, :]
         x = tl.load(place, mask=used, other=0).to(tl.float32)
         # scaled
+        if KINDS[i] > 0:
+            shift_ptr = shift_ptrs[SCALES[i]] + member * SHIFT_STRIDES[SCALES[i]]
+            scale_ptr = scale_ptrs[SCALES[i]] + member * SCALE_STRIDES[SCALES[i]]
         if KINDS[i] == SCALED:
-            shift = tl.load(shift_ptrs[SCALES[i]] + local, mask=mine, other=0.0)
-            scale = tl.load(scale_ptrs[SCALES[i]] + local, mask=mine, other=0.0)
+            shift = tl.load(shift_ptr + local, mask=mine, other=0.0)
+            scale = tl.load(scale_ptr + local, mask=mine, other=0.0)
             x = (x - shift[None, :]) * scale[None, :]
             if CLIPS[i] > 0.0:  # NaN stays NaN
                 x = tl.where(x > CLIPS[i], CLIPS[i], tl.where(x < -CLIPS[i], -CLIPS[i], x))
         if KINDS[i] == STANDARDIZED:
-            mean = tl.load(shift_ptrs[SCALES[i]])
-            std = tl.sqrt_rn(tl.load(scale_ptrs[SCALES[i]] + 1))
+            mean = tl.load(shift_ptr)
+            std = tl.sqrt_rn(tl.load(scale_ptr + 1))
             x = tl.div_rn(x - mean, tl.zeros_like(x) + (std + STD_EPSILON))
         out = tl.where(mine[None, :], x, out)
     place = out_ptr + row[:, None] * WIDTH + column[None, :]
     tl.store(place, out, mask=(row < S)[:, None] & (column < WIDTH)[None, :])
 
 
-def constants_of(columns: Sequence[Column], width: int) -> dict[str, object]:
+def constants_of(
+    columns: Sequence[Column], width: int, have_members: bool = False
+) -> dict[str, object]:
     """The constexprs of the kernel that describe the columns."""
-    widths = [math.prod(unscaled(column).shape[2:]) for column in columns]
+    sizes = [unscaled(column).shape[have_members:] for column in columns]
+    widths = [math.prod(size[2:]) for size in sizes]
     kinds = [KINDS.get(type(column), 0) for column in columns]
     # 0: not clipped
     clips = [
-        column.clip if isinstance(column, Scaled) and column.column.dim() == 3 else 0.0
-        for column in columns
+        column.clip if isinstance(column, Scaled) and len(size) == 3 else 0.0
+        for column, size in zip(columns, sizes)
     ]
     return {
         "WIDTHS": tuple(widths),
@@ -125,9 +143,11 @@ def constants_of(columns: Sequence[Column], width: int) -> dict[str, object]:
     }
 
 
-def pack_rows_triton(columns: Sequence[Column], width: int) -> Tensor:
-    """`pack_rows_reference` in one launch."""
-    stored = [unscaled(column).contiguous() for column in columns]
+def pack_rows_triton(columns: Sequence[Column], width: int, have_members: bool = False) -> Tensor:
+    """`pack_rows_reference` in one launch. Also of M members, each tensor with a leading axis
+    [M, ...], of any stride there.
+    """
+    stored = [dense(unscaled(column), have_members) for column in columns]
     # Triton loads bytes, not bools
     sources = tuple(x.view(torch.uint8) if x.dtype == torch.bool else x for x in stored)
     shifts, scales = [], []
@@ -138,21 +158,47 @@ def pack_rows_triton(columns: Sequence[Column], width: int) -> Tensor:
         elif isinstance(column, Standardized):
             shifts.append(column.moments)
             scales.append(column.moments)
-    rows = stored[0].shape[0] * stored[0].shape[1]
-    packed = torch.empty(rows, width, dtype=torch.float32, device=stored[0].device)
-    constants, block_w = constants_of(columns, width), min(BLOCK_W, triton.next_power_of_2(width))
-    pack_rows_kernel[(triton.cdiv(rows, BLOCK), triton.cdiv(width, block_w))](
+    members = stored[0].shape[:have_members]
+    rows = math.prod(stored[0].shape[have_members : have_members + 2])
+    packed = torch.empty((*members, rows, width), dtype=torch.float32, device=stored[0].device)
+    constants = constants_of(columns, width, have_members)
+    block_w = min(BLOCK_W, triton.next_power_of_2(width))
+    strides, shift_strides, scale_strides = (
+        tuple(member_strides(tensors, have_members)) for tensors in (sources, shifts, scales)
+    )
+    pack_rows_kernel[(triton.cdiv(rows, BLOCK), triton.cdiv(width, block_w), members.numel())](
         sources, tuple(shifts), tuple(scales), packed, rows,
+        STRIDES=strides, SHIFT_STRIDES=shift_strides, SCALE_STRIDES=scale_strides,
         **constants, BLOCK=BLOCK, BLOCK_W=block_w, num_warps=4,
     )  # fmt: skip
     return packed
+
+
+class PackOfMembers(ForMembers):
+    """`pack_rows_triton` of the fields of all columns; their classes and dimensions."""
+
+    takes_strides = True
+
+    @staticmethod
+    def forward(width: int, kinds: Sequence[Any], *fields: Any) -> Tensor:
+        left = iter(fields)
+        columns: list[Column] = [
+            next(left) if kind is Tensor else kind(*itertools.islice(left, len(kind._fields)))
+            for kind, _ in kinds
+        ]
+        have_members = unscaled(columns[0]).dim() > kinds[0][1]
+        return pack_rows_triton(columns, width, have_members)
 
 
 def pack_rows(columns: Sequence[Column], width: int) -> Tensor:
     """[T N, width] float32: row t N + n has the columns at step t of environment n, one after the
     other, then zeros. columns: [T, N] or [T, N, D] each, of any dtype where they are not scaled.
     """
-    function = choose_kernel(
+    if use_triton_for_members(unscaled(columns[0])):
+        fields = itertools.chain(*((x,) if isinstance(x, Tensor) else x for x in columns))
+        kinds = [(Tensor if isinstance(x, Tensor) else type(x), unscaled(x).dim()) for x in columns]
+        return PackOfMembers.apply(width, kinds, *fields)  # type: ignore[no-any-return, no-untyped-call]
+    function: Callable[[Sequence[Column], int], Tensor] = choose_kernel(
         unscaled(columns[0]), triton=pack_rows_triton, reference=pack_rows_reference
     )
     return function(columns, width)

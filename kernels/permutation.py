@@ -20,7 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.kernels.backend import choose_kernel, host_sync_is_free
+from gpurl.kernels.backend import (
+    ForMembers,
+    choose_kernel,
+    host_sync_is_free,
+    member_strides,
+    use_triton_for_members,
+)
 from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import random_words_reference, splitmix_word
 
@@ -140,7 +146,6 @@ def gather_rows_reference(
     packed: Tensor, key: Tensor, gamma: Tensor, step: Tensor, offset: int, start: int, count: int
 ) -> Tensor:
     """The specification; arguments and result as in `gather_rows`."""
-    _check_gather(packed, start, count)
     order = permutation_reference(key, gamma, step, offset, packed.shape[0])
     return packed.index_select(0, order[start : start + count])
 
@@ -206,12 +211,22 @@ def permuted(position, key_ptr, gamma_ptr, step_ptr, offset, size, a, b, ROUNDS:
     return row.to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["offset", "size", "a", "b"])
+@triton.jit(
+    do_not_specialize=["offset", "size", "a", "b", "key_stride", "gamma_stride", "step_stride"]
+)
 def permutation_kernel(
     key_ptr, gamma_ptr, step_ptr, out_ptr, offset, size, a, b,
+    key_stride, gamma_stride, step_stride,
     ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A lane writes the row of its position to out [size] int64."""
+    """A lane writes the row of its position to out [size] int64. Strides are from member to member,
+    whose orders follow each other.
+    """
+    member = tl.program_id(1).to(tl.int64)
+    key_ptr += member * key_stride
+    gamma_ptr += member * gamma_stride
+    step_ptr += member * step_stride
+    out_ptr += member * size
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < size
     row = permuted(
@@ -220,17 +235,31 @@ def permutation_kernel(
     tl.store(out_ptr + position, row, mask=inside)
 
 
-@triton.jit(do_not_specialize=["offset", "start", "count", "size", "a", "b"])
+# the stride of packed is not among these: rows keep their alignment
+@triton.jit(
+    do_not_specialize=[
+        *("offset", "start", "count", "size", "a", "b"),
+        *("key_stride", "gamma_stride", "step_stride"),
+    ]
+)
 def gather_rows_kernel(
     packed_ptr, key_ptr, gamma_ptr, step_ptr, out_ptr, offset, start, count, size, a, b,
+    packed_stride, key_stride, gamma_stride, step_stride,
     WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """A program copies BLOCK_ROWS rows of packed [size, WIDTH] to out [count, WIDTH]; neighbouring
     lanes copy neighbouring columns.
 
-    WIDTH is a constant, so that rows of a multiple of four floats move 16 bytes at a time.
+    WIDTH is a constant, so that rows of a multiple of four floats move 16 bytes at a time. Strides
+    are from member to member, whose rows follow each other.
     """
+    member = tl.program_id(1).to(tl.int64)
+    packed_ptr += member * packed_stride
+    key_ptr += member * key_stride
+    gamma_ptr += member * gamma_stride
+    step_ptr += member * step_stride
+    out_ptr += member * count * WIDTH
     # which rows
     lane = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inside = lane < count
@@ -245,32 +274,51 @@ def gather_rows_kernel(
 
 
 def permutation_triton(key: Tensor, gamma: Tensor, step: Tensor, offset: int, size: int) -> Tensor:
-    """`permutation_reference` in one launch."""
+    """`permutation_reference` in one launch. Also of M members, each tensor with a leading axis
+    [M, ...], of any stride there.
+    """
+    members = key.shape[:-1]
     a, b, rounds = permutation_network(size)
-    out = torch.empty(size, dtype=torch.int64, device=key.device)
-    permutation_kernel[(triton.cdiv(size, BLOCK),)](
-        key, gamma, step, out, offset, size, a, b, ROUNDS=rounds, BLOCK=BLOCK, num_warps=4
-    )
+    out = torch.empty((*members, size), dtype=torch.int64, device=key.device)
+    permutation_kernel[(triton.cdiv(size, BLOCK), members.numel())](
+        key, gamma, step, out, offset, size, a, b,
+        *member_strides((key, gamma, step), bool(members)),
+        ROUNDS=rounds, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
     return out
 
 
 def gather_rows_triton(
     packed: Tensor, key: Tensor, gamma: Tensor, step: Tensor, offset: int, start: int, count: int
 ) -> Tensor:
-    """`gather_rows_reference` in one launch, without a tensor of indices."""
-    _check_gather(packed, start, count)
-    size, width = packed.shape
+    """`gather_rows_reference` in one launch, without a tensor of indices. Also of M members, each
+    tensor with a leading axis [M, ...], of any stride there.
+    """
+    *members, size, width = packed.shape
     a, b, rounds = permutation_network(size)
-    out = packed.new_empty(count, width)
+    out = packed.new_empty(*members, count, width)
     block_width = min(triton.next_power_of_2(width), MAX_TILE_WIDTH)
     block_rows = max(BLOCK // block_width, 1)
     if out.numel():
-        gather_rows_kernel[(triton.cdiv(count, block_rows),)](
+        gather_rows_kernel[(triton.cdiv(count, block_rows), math.prod(members))](
             packed, key, gamma, step, out, offset, start, count, size, a, b,
+            *member_strides((packed, key, gamma, step), bool(members)),
             WIDTH=width, ROUNDS=rounds,
             BLOCK_ROWS=block_rows, BLOCK_WIDTH=block_width, num_warps=4,
         )  # fmt: skip
     return out
+
+
+class PermutationOfMembers(ForMembers):
+    """`permutation_triton`, its arguments by position."""
+
+    forward = staticmethod(permutation_triton)
+
+
+class RowsOfMembers(ForMembers):
+    """`gather_rows_triton`, its arguments by position."""
+
+    forward = staticmethod(gather_rows_triton)
 
 
 # ---- dispatch ----
@@ -295,6 +343,8 @@ def permutation(key: Tensor, gamma: Tensor, step: Tensor, offset: int, size: int
     the replay of a graph after `CounterRandom.advance` makes the next order. Takes words offset ..
     offset + MAX_WORDS - 1 of the step at most.
     """
+    if use_triton_for_members(key):
+        return PermutationOfMembers.apply(key, gamma, step, offset, size)  # type: ignore[no-untyped-call]
     function = choose_kernel(key, triton=permutation_triton, reference=permutation_reference)
     return function(key, gamma, step, offset, size)
 
@@ -308,5 +358,8 @@ def gather_rows(
     In torch every call computes the order of all rows. To gather many pieces, one `permutation` and
     `index_select` are faster there. ValueError for positions outside the rows.
     """
+    _check_gather(packed, start, count)
+    if use_triton_for_members(packed):
+        return RowsOfMembers.apply(packed, key, gamma, step, offset, start, count)  # type: ignore[no-untyped-call]
     function = choose_kernel(packed, triton=gather_rows_triton, reference=gather_rows_reference)
     return function(packed, key, gamma, step, offset, start, count)

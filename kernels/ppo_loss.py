@@ -13,12 +13,13 @@ numbers.
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
+from gpurl.kernels.backend import ForMembers, member_strides, transforms_are_active
 from gpurl.kernels.optional_triton import tl, triton
 
 METRICS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy")
@@ -120,15 +121,33 @@ def ppo_loss_kernel(
     output_ptr, log_std_ptr, value_ptr, action_ptr, old_log_prob_ptr, old_value_ptr, advantage_ptr,
     returns_ptr, weight_ptr, clip_range_ptr, entropy_coef_ptr, output_gradient_ptr,
     value_gradient_ptr, partial_ptr,
-    B, A, output_stride, value_stride, action_stride, stride, value_coef, clip_range_value,
-    min_log_std, max_log_std,
+    B, A, output_stride, value_stride, action_stride, stride,
+    next_output, next_log_std, next_value, next_action, next_columns, next_clip_range,
+    next_entropy_coef,
+    value_coef, clip_range_value, min_log_std, max_log_std,
     IS_GAUSSIAN: tl.constexpr, HAS_WEIGHT: tl.constexpr, CLIP_VALUE: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
     """A program computes BLOCK_B rows. It writes the gradients of their outputs and values, and its
     sums to a row of `partial`: surrogate, value error, KL, clip fraction, then the log_std gradient
-    [A], or the entropy.
+    [A], or the entropy. next_*: strides from member to member.
     """
+    member = tl.program_id(1).to(tl.int64)
+    output_ptr += member * next_output
+    log_std_ptr += member * next_log_std
+    value_ptr += member * next_value
+    action_ptr += member * next_action
+    old_log_prob_ptr += member * next_columns
+    old_value_ptr += member * next_columns
+    advantage_ptr += member * next_columns
+    returns_ptr += member * next_columns
+    weight_ptr += member * next_columns
+    clip_range_ptr += member * next_clip_range
+    entropy_coef_ptr += member * next_entropy_coef
+    # the results of all members follow each other
+    output_gradient_ptr += member * B * A
+    value_gradient_ptr += member * B
+    partial_ptr += member * tl.num_programs(0) * (4 + A if IS_GAUSSIAN else 5)
     # rows and their weights; rows of weight 0 are removed by selection, as 0 * infinity is NaN
     row = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     column = tl.arange(0, BLOCK_A)
@@ -196,15 +215,22 @@ def ppo_loss_kernel(
 @triton.jit
 def ppo_sums_kernel(
     partial_ptr, log_std_ptr, entropy_coef_ptr, metrics_ptr, loss_ptr, log_std_gradient_ptr, P, A,
-    value_coef, min_log_std, max_log_std,
+    next_log_std, next_entropy_coef, value_coef, min_log_std, max_log_std,
     IS_GAUSSIAN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
     """A program adds BLOCK_K columns of the P rows of `partial` in a fixed order -> metrics [5],
-    the loss and, of a Gaussian, the log_std gradient.
+    the loss and, of a Gaussian, the log_std gradient. next_*: strides from member to member.
     """
+    width = 4 + A if IS_GAUSSIAN else 5
+    member = tl.program_id(1).to(tl.int64)
+    partial_ptr += member * P * width
+    log_std_ptr += member * next_log_std
+    entropy_coef_ptr += member * next_entropy_coef
+    metrics_ptr += member * 5
+    loss_ptr += member
+    log_std_gradient_ptr += member * A
     # sums over the rows of `partial`
     column = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    width = 4 + A if IS_GAUSSIAN else 5
     sums = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
     for start in range(0, P, BLOCK_P):
         program = start + tl.arange(0, BLOCK_P)
@@ -252,62 +278,70 @@ def _launch(
     output: Tensor,
     log_std: Tensor | None,
     value: Tensor,
-    rows: Rows,
     clip_range: Tensor,
     entropy_coef: Tensor,
     options: PpoOptions,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(loss, metrics, gradients of output, value and, if there is one, log_std) in two launches."""
-    num_rows, num_columns = output.shape
+    action: Tensor,
+    *columns: Tensor,
+) -> tuple[Tensor, ...]:
+    """(loss, metrics, gradients of output, value and, if there is one, log_std) in two launches;
+    action [B, A], columns [B] each: log-probability, value, advantage, returns, weight if rows have
+    one. Also of M members, each tensor with a leading axis [M, ...] of any stride.
+    """
+    *members, num_rows, num_columns = output.shape
     is_gaussian = log_std is not None
 
     # columns with the strides that the kernel takes
-    action = rows.action.reshape(num_rows, -1)
     output, action = (
-        x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous() for x in (output, action)
+        x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (output, action)
     )
-    # one stride serves all of them
-    columns = [rows.log_prob, rows.value, rows.advantage, rows.returns]
-    columns += [] if rows.weight is None else [rows.weight]
-    columns = [column.reshape(-1) for column in columns]
-    if len({column.stride(0) for column in columns}) > 1:
-        columns = [column.contiguous() for column in columns]
+    # the same strides serve all of them
+    if len({column.stride() for column in columns}) > 1:
+        columns = tuple(column.contiguous() for column in columns)
 
     # tensors for the results
     block_b, block_a, num_warps = _tile(num_columns)
     programs = triton.cdiv(num_rows, block_b)
     width = 4 + num_columns if is_gaussian else 5
-    shapes = output.shape, (num_rows,), (programs, width), (len(METRICS),), ()
+    shapes = (num_rows, num_columns), (num_rows,), (programs, width), (len(METRICS),), ()
     output_gradient, value_gradient, partial, metrics, loss = (
-        torch.empty(shape, dtype=torch.float32, device=output.device) for shape in shapes
+        torch.empty((*members, *shape), dtype=torch.float32, device=output.device)
+        for shape in shapes
     )
     gradients = [output_gradient, value_gradient]
     if log_std is not None:
-        gradients.append(torch.empty_like(log_std))
+        gradients.append(torch.empty_like(log_std, memory_format=torch.contiguous_format))
 
     # a categorical policy has no log_std: the kernels do not read these pointers then
     parameter, parameter_gradient = (
         (metrics, metrics) if log_std is None else (log_std, gradients[2])
     )
     limits = options.min_log_std, options.max_log_std
-    ppo_loss_kernel[(programs,)](
+    next_output, next_log_std, *next_others, next_entropy_coef = member_strides(
+        (output, parameter, value, action, columns[0], clip_range, entropy_coef), bool(members)
+    )
+    per_member = members or [1]
+    grid = (programs, *per_member)
+    ppo_loss_kernel[grid](
         output, parameter, value, action, *columns[:4], columns[-1], clip_range, entropy_coef,
-        output_gradient, value_gradient, partial, num_rows, num_columns, output.stride(0),
-        value.stride(0), action.stride(0), columns[0].stride(0), options.value_coef,
-        options.clip_range_value or 0.0, *limits,
-        IS_GAUSSIAN=is_gaussian, HAS_WEIGHT=rows.weight is not None,
+        output_gradient, value_gradient, partial, num_rows, num_columns, output.stride(-2),
+        value.stride(-1), action.stride(-2), columns[0].stride(-1),
+        next_output, next_log_std, *next_others, next_entropy_coef,
+        options.value_coef, options.clip_range_value or 0.0, *limits,
+        IS_GAUSSIAN=is_gaussian, HAS_WEIGHT=len(columns) > 4,
         CLIP_VALUE=options.clip_range_value is not None, BLOCK_B=block_b, BLOCK_A=block_a,
         num_warps=num_warps,
     )  # fmt: skip
     # the sums over programs, and from them the loss
     block_k = min(16, triton.next_power_of_2(width))
-    ppo_sums_kernel[(triton.cdiv(width, block_k),)](
+    grid = (triton.cdiv(width, block_k), *per_member)
+    ppo_sums_kernel[grid](
         partial, parameter, entropy_coef, metrics, loss, parameter_gradient, programs, num_columns,
-        options.value_coef, *limits,
+        next_log_std, next_entropy_coef, options.value_coef, *limits,
         IS_GAUSSIAN=is_gaussian, BLOCK_P=SUMS_BLOCK // block_k, BLOCK_K=block_k, BLOCK_A=block_a,
         num_warps=4,
     )  # fmt: skip
-    return loss, metrics, gradients
+    return loss, metrics, *gradients
 
 
 class _PpoLoss(torch.autograd.Function):
@@ -315,18 +349,10 @@ class _PpoLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: FunctionCtx,
-        output: Tensor,
-        log_std: Tensor | None,
-        value: Tensor,
-        rows: Rows,
-        clip_range: Tensor,
-        entropy_coef: Tensor,
-        options: PpoOptions,
+        ctx: Any, *given: Any
     ) -> tuple[Tensor, Tensor]:
-        loss, metrics, gradients = _launch(
-            output, log_std, value, rows, clip_range, entropy_coef, options
-        )
+        loss, metrics, *gradients = _launch(*given)
+        ctx.others = len(given) - 3
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(metrics)
         ctx.set_materialize_grads(False)  # no zeros in place of the metrics' missing gradient
@@ -335,11 +361,36 @@ class _PpoLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(  # type: ignore[override]
-        ctx: BackwardCFunction, loss_gradient: Tensor, _: Tensor
+        ctx: Any, loss_gradient: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
         gradients = torch._foreach_mul(list(ctx.saved_tensors), loss_gradient)
         output, value, log_std = (*gradients, None)[:3]
-        return output, log_std, value, None, None, None, None
+        return output, log_std, value, *[None] * ctx.others
+
+
+class _LossOfMembers(ForMembers):
+    """`_PpoLoss` inside torch.func.vmap, where a backward pass can only read results."""
+
+    takes_strides = True
+
+    @staticmethod
+    def forward(*given: Any) -> tuple[Tensor, ...]:
+        return _launch(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*output[2:])
+        ctx.set_materialize_grads(False)
+        ctx.others = len(inputs) - 3
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, loss_gradient: Tensor, *_: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        gradients = [each * loss_gradient for each in ctx.saved_tensors]
+        output, value, log_std = (*gradients, None)[:3]
+        return output, log_std, value, *[None] * ctx.others
 
 
 def fused_ppo_loss(
@@ -360,6 +411,16 @@ def fused_ppo_loss(
     gradient, as with torch.clamp, or it could never leave it.
     """
     flat = output.reshape(-1, output.shape[-1])
-    return _PpoLoss.apply(  # type: ignore[no-any-return]
-        flat, log_std, value.reshape(-1), rows, clip_range, entropy_coef, options
+    columns = [rows.log_prob, rows.value, rows.advantage, rows.returns]
+    columns += [] if rows.weight is None else [rows.weight]
+    loss, metrics, *_ = (_LossOfMembers if transforms_are_active() else _PpoLoss).apply(  # type: ignore[no-untyped-call]
+        flat,
+        log_std,
+        value.reshape(-1),
+        clip_range,
+        entropy_coef,
+        options,
+        rows.action.reshape(len(flat), -1),
+        *(column.reshape(-1) for column in columns),
     )
+    return loss, metrics

@@ -22,7 +22,13 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import softplus
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import refuse_second_derivative, use_c, use_triton
+from gpurl.kernels.backend import (
+    MembersAsRows,
+    refuse_second_derivative,
+    use_c,
+    use_triton,
+    use_triton_for_members,
+)
 from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.rollout_policy import clipped
 
@@ -259,6 +265,8 @@ def squashed_sample(
             f"{tuple(noise.shape)}"
         )
     is_float = output.dtype == noise.dtype == torch.float32
+    if is_float and use_triton_for_members(output):
+        return _SampleOfMembers.apply(output, noise, limits)[:2]  # type: ignore[no-untyped-call]
     if not is_float or not (use_triton(output) or use_c(output)):
         return squashed_sample_reference(output, noise, limits)[:2]
     if output.requires_grad and torch.is_grad_enabled():
@@ -290,6 +298,35 @@ class _SquashedSample(torch.autograd.Function):
         sample = Squashed(*ctx.saved_tensors)
         backward = squashed_backward_triton if use_triton(sample.action) else squashed_backward_c
         return backward(sample, action_gradient, log_prob_gradient), None, None
+
+
+class _SampleOfMembers(MembersAsRows):
+    """`_SquashedSample` inside torch.func.vmap, where a backward pass can only read results."""
+
+    @staticmethod
+    def forward(output: Tensor, noise: Tensor, limits: Limits) -> tuple[Tensor, ...]:
+        return tuple(_sample(output, noise, limits))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _GradientOfMembers.apply(*ctx.saved_tensors, *gradients[:2]), None, None  # type: ignore[no-untyped-call]
+
+
+class _GradientOfMembers(MembersAsRows):
+    """The gradient of `_SampleOfMembers`, which has none itself."""
+
+    @staticmethod
+    def forward(*given: Tensor) -> Tensor:
+        return squashed_backward_triton(Squashed(*given[:4]), *given[4:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
 
 
 def squashed_mode(output: Tensor) -> Tensor:

@@ -33,6 +33,13 @@ def add(tensor: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     return torch.add(tensor, other, alpha=alpha)
 
 
+def add_(tensor: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+    """Tensor.add_, whose `alpha` may be a tensor."""
+    if isinstance(alpha, Tensor):
+        return tensor.add_(alpha * other)
+    return tensor.add_(other, alpha=alpha)
+
+
 def index_copy_(tensor: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Tensor.index_copy_ of rows."""
     assert dim == 0, dim
@@ -95,7 +102,7 @@ RULES: dict[Function, Function] = {
     Tensor.__imod__: written_in_place(torch.remainder),
     Tensor.index_copy_: index_copy_,
     torch.add: add,
-    Tensor.add_: written_in_place(add),
+    Tensor.add_: add_,
     Tensor.view: view,
     torch.gru_cell: gru_cell,
     torch.lstm_cell: lstm_cell,

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import use_triton
+from gpurl.kernels.backend import use_triton, use_triton_for_members
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.ppo_loss import METRICS, PpoOptions, fused_ppo_loss
 from gpurl.kernels.random import CounterRandom
-from gpurl.kernels.sample import MAX_COLUMNS, categorical_sample_triton, gaussian_sample_triton
+from gpurl.kernels.sample import MAX_COLUMNS, sample_categorical, sample_gaussian
 from gpurl.losses import ppo_loss
 from gpurl.nn.acting import Best, BestOfEach, BetaMean, FirstHalf, chain
 from gpurl.nn.action_scaler import ActionScaler
@@ -72,7 +72,8 @@ class Head(nn.Module):
         return action, log_prob, self.to_env(action)
 
     def _is_sampled_by_kernel(self, output: Tensor) -> bool:
-        return self.has_kernels and self.num_outputs <= MAX_COLUMNS and use_triton(output)
+        in_triton = use_triton(output) or use_triton_for_members(output)
+        return self.has_kernels and self.num_outputs <= MAX_COLUMNS and in_triton
 
     def ppo_loss(
         self,
@@ -85,7 +86,8 @@ class Head(nn.Module):
         clip_range_value: float | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """`gpurl.losses.ppo_loss` of this policy; one kernel on a GPU, if no row is mirrored."""
-        if self.has_kernels and batch.originals is None and use_triton(output):
+        in_triton = use_triton(output) or use_triton_for_members(output)
+        if self.has_kernels and batch.originals is None and in_triton:
             log_std, limits = self._log_std_and_limits()
             options = PpoOptions(value_coef, clip_range_value, *limits)
             loss, parts = fused_ppo_loss(
@@ -220,7 +222,7 @@ class Gaussian(Head):
         if not self._is_sampled_by_kernel(output):
             return super().decide(output, rng)
         streams = RandomStreams(rng.key, rng.gamma, rng.step)
-        action, log_prob, env_action = gaussian_sample_triton(
+        action, log_prob, env_action = sample_gaussian(
             output, self.bounded_log_std(), self.box.units, streams, rng.offset
         )
         return action, log_prob, self.box.shaped(env_action)
@@ -418,7 +420,7 @@ class Categorical(Head):
         if not self._is_sampled_by_kernel(output):
             return super().decide(output, rng)
         streams = RandomStreams(rng.key, rng.gamma, rng.step)
-        action, log_prob = categorical_sample_triton(output, streams, rng.offset)
+        action, log_prob = sample_categorical(output, streams, rng.offset)
         return action, log_prob, action
 
     def mode(self, output: Tensor) -> Tensor:

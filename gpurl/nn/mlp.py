@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from gpurl.checks import Choices, check_choices
 from gpurl.errors import UsageError, first_line
-from gpurl.kernels.backend import host_sync_is_free, use_c
+from gpurl.kernels.backend import MembersAsRows, host_sync_is_free, transforms_are_active, use_c
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.stack_cpu import ACTIVATIONS as IN_C
 from gpurl.kernels.stack_cpu import MAX_LAYERS, StackCpu
@@ -99,17 +99,28 @@ def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """
     if x.dim() == 2:
         x = x.unsqueeze(0).expand(weight.shape[0], -1, -1)
-    if torch.is_grad_enabled() and not torch.jit.is_tracing():
+    if (torch.is_grad_enabled() or transforms_are_active()) and not torch.jit.is_tracing():
         return _Affine.apply(x, weight, bias)
     return _Affine.forward(x, weight, bias)
 
 
-class _Affine(torch.autograd.Function):
-    """torch's own gradient of the weight is transposed: each one would need its own copy into the
-    flat gradient of the optimiser.
-    """
+class _OfNetworks(MembersAsRows):
+    """An operation on rows [E, B, ...] with weights of E networks."""
 
-    generate_vmap_rule = True
+    @classmethod
+    def vmap(cls, info: Any, dims: Sequence[Any], rows: Tensor, *weights: Tensor) -> Any:
+        if any(dim is not None for dim in dims[1:]):
+            return super().vmap(info, dims, rows, *weights)
+        # with the same weights they are only more rows
+        more = rows.movedim(dims[0], 1)
+        result = cls.forward(more.flatten(1, 2), *weights)
+        return result.unflatten(1, more.shape[1:3]), 1
+
+
+class _Affine(_OfNetworks):
+    """torch's own gradient of the weight is transposed: each one would need its own copy into the
+    flat gradient of the optimiser. And torch.func.vmap makes four operations of a baddbmm.
+    """
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -124,10 +135,32 @@ class _Affine(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            torch.bmm(gradient, weight) if needs_input else None,
+            _product(gradient, weight) if needs_input else None,
             _weight_gradient(gradient, x) if needs_weight else None,
             gradient.sum(1, keepdim=True) if needs_bias else None,
         )
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """[E, n, k] of a [E, n, m] and b [E, m, k]."""
+    return _Product.apply(a, b) if transforms_are_active() else torch.bmm(a, b)
+
+
+class _Product(_OfNetworks):
+    """torch.bmm, of which torch.func.vmap copies more."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return torch.bmm(a, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return _product(gradient, b.transpose(1, 2)), _product(a.transpose(1, 2), gradient)
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
@@ -138,7 +171,7 @@ def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
     """
     members, rows, _ = gradient.shape
     if rows < SPLIT_ROWS or members > SPLIT_MEMBERS or host_sync_is_free(gradient.device):
-        return torch.bmm(gradient.transpose(1, 2), x)
+        return _product(gradient.transpose(1, 2), x)
     products = [each.t().mm(inputs) for each, inputs in zip(gradient.unbind(), x.unbind())]
     return torch.stack(products) if members > 1 else products[0].unsqueeze(0)
 

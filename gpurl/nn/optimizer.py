@@ -90,6 +90,7 @@ class FlatAdam:
         self.parameters = tuple(each for each in module.parameters() if each.requires_grad)
         self._views = [each.grad for each in self.parameters if each.grad is not None]
         self._one = torch.ones((), device=self.flat.device)
+        self._zeros = torch.zeros(ALIGNMENT, device=self.flat.device)
         # the state of Adam, and the record of skipped steps
         step = torch.zeros((), dtype=torch.int64, device=self.flat.device)
         counts = torch.zeros(5, dtype=torch.int64, device=self.flat.device)
@@ -217,7 +218,13 @@ class FlatAdam:
             torch.zeros_like(view) if gradient is None else gradient
             for view, gradient in zip(self._views, gradients)
         ]
-        torch._foreach_copy_(self._views, filled)
+        if transforms_are_active():  # where _foreach_copy_ would be a copy for each
+            gaps = [self._zeros[: -each.numel() % ALIGNMENT] for each in filled]
+            rows = [row for each, gap in zip(filled, gaps) for row in (each.flatten(), gap)]
+            flat = torch.cat([row for row in rows if row.numel()])
+            self.gradient[: len(flat)].copy_(flat)
+        else:
+            torch._foreach_copy_(self._views, filled)
 
     def _taken_gradients(self, of: Callable[..., Any] | None) -> tuple[Tensor, ...]:
         """Those of the loss that `evaluate` has computed, once."""

@@ -79,7 +79,8 @@ class Case:
 def gae_case(
     block_t: int, block_n: int, num_warps: int, registers: int, has_valid: bool = False
 ) -> Case:
-    types = [F, F, F, B, B, B, F, F, F, "i32", "i32", "fp32", "fp32"]
+    types = [F, F, F, B, B, B, F, F, F, *["i32"] * 8, "fp32", "fp32"]
+    arrays = ("reward", "value", "final", "terminated", "truncated", "valid")
     constants = {"HAS_VALID": has_valid, "BLOCK_T": block_t, "BLOCK_N": block_n}
     vectors = (6, 4) if block_n > 1 else (0, 0)
     return Case(
@@ -88,7 +89,7 @@ def gae_case(
         constants,
         registers,
         num_warps,
-        even=("N",),
+        even=("N", *(f"{array}_stride" for array in arrays)),  # 0 without members
         vectors=vectors,
         name=f"gae {block_t}x{block_n} valid {has_valid}",
     )
@@ -142,7 +143,7 @@ def moments_case(has_valid: bool, width: int) -> Case:
     constants = {"HAS_VALID": has_valid, "BLOCK_B": moments.block_rows(width), "BLOCK_D": width}
     return Case(
         moments.block_moments_kernel,
-        [F, B, D, D, D, "i32", "i32"],
+        [F, B, D, D, D, *["i32"] * 7],
         constants,
         128,
         8,
@@ -157,6 +158,9 @@ def pack_rows_case(width: int, discrete: bool, registers: int) -> Case:
     constants = {
         "WIDTHS": widths,
         "STARTS": tuple(itertools.accumulate(widths, initial=0))[:-1],
+        "STRIDES": (0,) * 7,
+        "SHIFT_STRIDES": (0,) * 4,
+        "SCALE_STRIDES": (0,) * 4,
         "KINDS": (1, 0, 0, 1, 2, 1, 0),
         "SCALES": (0, 1, 1, 1, 2, 3, 4),
         "CLIPS": (10.0, *[0.0] * 6),
@@ -174,7 +178,7 @@ def pack_rows_case(width: int, discrete: bool, registers: int) -> Case:
 
 
 def sample_case(width: int, discrete: bool, registers: int) -> Case:
-    types = [F, F, F, L, L, L, L if discrete else F, L if discrete else F, F, "i32", "i32"]
+    types = [F, F, F, L, L, L, L if discrete else F, L if discrete else F, F, *["i32"] * 8]
     constants = {"NUM_OUTPUTS": width, "DISCRETE": discrete, "BLOCK": sample.BLOCK}
     return Case(
         sample.sample_kernel,
@@ -195,20 +199,22 @@ def finite_cases(widths: tuple[int, ...], registers: int) -> list[Case]:
     find = {"HAS_VALID": True, "NUM_SUCCESSOR": 1, "NUM_ENV": 3, "NUM_POLICY": 2}
     shape = {"WIDTHS": widths, "STRIDES": widths, "BLOCKS": blocks}
     kept = {f"EVIDENCE_{name}": numbers for name, numbers in shape.items()}
+    members = {"MEMBER_STRIDES": (0,) * len(widths)}
+    kept |= {f"{name}_MEMBER_STRIDES": (0,) * len(widths) for name in ("EVIDENCE", "KEPT")}
     name = f"{len(widths)} columns of {max(widths)}"
     return [
         Case(
             finite.find_kernel,
-            [columns, B, B, B, B, L, "i32", "i32"],
-            {**shape, **find, **tile},
+            [columns, B, B, B, B, L, *["i32"] * 5],
+            {**shape, **members, **find, **tile},
             registers,
             8,
             name=f"find {name}",
         ),
         Case(
             finite.keep_kernel,
-            [columns, columns, columns, *[L] * 4, B, "i32", "i32", "i32"],
-            {**shape, **kept, **tile, "BLOCK_P": finite.BLOCK_P},
+            [columns, columns, columns, *[L] * 4, B, *["i32"] * 7],
+            {**shape, **members, **kept, **tile, "BLOCK_P": finite.BLOCK_P},
             registers,
             8,
             stack=8,  # of its addresses Triton 3.6 saves two
@@ -499,7 +505,7 @@ def permutation_case(size: int, registers: int) -> Case:
     constants = {"ROUNDS": rounds, "BLOCK": permutation.BLOCK}
     return Case(
         permutation.permutation_kernel,
-        [L, L, L, L, "i32", "i32", "i32", "i32"],
+        [L, L, L, L, *["i32"] * 7],
         constants,
         registers,
         name=f"permutation {size}",
@@ -513,12 +519,13 @@ def gather_rows_case(
     block_width = min(triton.next_power_of_2(width), permutation.MAX_TILE_WIDTH)
     tile = {"BLOCK_ROWS": max(permutation.BLOCK // block_width, 1), "BLOCK_WIDTH": block_width}
     constants = {"WIDTH": width, "ROUNDS": rounds, **tile}
-    types = [F, L, L, L, F, *["i32"] * 6]
+    types = [F, L, L, L, F, *["i32"] * 10]
     return Case(
         permutation.gather_rows_kernel,
         types,
         constants,
         registers,
+        even=("packed_stride",),  # 0 without members
         vectors=vectors,
         name=f"gather rows {size}x{width}",
     )
@@ -572,7 +579,7 @@ def ppo_loss_case(kind: str, width: int, everything: bool, registers: int) -> Ca
         dict.fromkeys(integers, 1) if width == 1 else {}
     )  # Triton makes a constant of an integer that is 1
     action = F if kind == "gaussian" else L
-    types = [F] * 3 + [action] + [F] * 10 + ["i32"] * (6 - len(ones)) + ["fp32"] * 4
+    types = [F] * 3 + [action] + [F] * 10 + ["i32"] * (6 - len(ones) + 7) + ["fp32"] * 4
     name = f"ppo loss {kind} {width} {'all' if everything else 'plain'}"
     return Case(ppo_loss.ppo_loss_kernel, types, constants | ones, registers, num_warps, name=name)
 
@@ -585,7 +592,7 @@ def ppo_sums_case(kind: str, width: int, block_k: int) -> Case:
         "BLOCK_A": width,
     }
     ones = {"P": 1, "A": 1} if width == 1 else {}
-    types = [F] * 6 + ["i32"] * (2 - len(ones)) + ["fp32"] * 3
+    types = [F] * 6 + ["i32"] * (2 - len(ones) + 2) + ["fp32"] * 3
     return Case(
         ppo_loss.ppo_sums_kernel, types, constants | ones, 112, name=f"ppo sums {kind} {width}"
     )
@@ -635,7 +642,8 @@ def squash_cases(num_actions: int, registers: int, vectors: tuple[int, int] = (0
 
 CASES = [
     *(gae_case(8, 32, 1, 112, valid) for valid in (False, True)),
-    *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
+    # of fewer than 1024 environments: 32 programs at most, each alone on its multiprocessor
+    *(gae_case(64, 32, 8, 168, valid) for valid in (False, True)),
     *(gae_case(256, 1, 2, 72, valid) for valid in (False, True)),
     *(vtrace_case(64, valid) for valid in (False, True)),
     *linear_scan_cases(8, 32, 1, 128),
@@ -687,7 +695,7 @@ CASES = [
     *(
         Case(
             moments.merge_moments_kernel,
-            [D, D, D, D, D, F, F, "i32", "i32", "fp32"],
+            [D, D, D, D, D, F, F, *["i32"] * 9, "fp32"],
             {"BLOCK_D": width, "LANES": moments.MERGED // width},
             128,
             name=f"merge moments {width}",
@@ -697,10 +705,10 @@ CASES = [
     *(pack_rows_case(width, discrete, 128) for width in (8, 348) for discrete in (False, True)),
     Case(
         moments.normalize_kernel,
-        [F, F, F, F, "i32", "i32", "fp32"],
+        [F, F, F, F, *["i32"] * 5, "fp32"],
         {"BLOCK": 1024},
         48,
-        even=("size",),
+        even=("size", "x_stride"),
         vectors=(2, 2),
         name="normalize",
     ),
@@ -755,7 +763,7 @@ CASES = [
     ),
     Case(
         newest_episodes.keep_newest_kernel,
-        [F, B, F, L, "i32"],
+        [F, B, F, L, *["i32"] * 5],
         {"BLOCK": newest_episodes.BLOCK},
         32,
         name="newest episodes",

@@ -83,7 +83,7 @@ def test_every_kernel_launches_under_another_triton(
 
 # ---- that the stand-in sees mistakes ----
 
-ARGUMENTS = "mean, x, 15, 3, 1.0, BLOCK=16"
+ARGUMENTS = "mean, x, 15, 3, 0, 0, 0, 1.0, BLOCK=16"
 SEEN = {
     f"normalize_kernel[(1,)](x, mean, {ARGUMENTS})": "",
     f"normalize_kernel[(1,)](x, torch.zeros(3), {ARGUMENTS})": "cpu tensor?",

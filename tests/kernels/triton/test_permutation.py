@@ -113,6 +113,7 @@ def test_nothing_is_read_or_written_outside() -> None:
         21,
         a,
         b,
+        *[0] * 4,
         WIDTH=7,
         ROUNDS=rounds,
         BLOCK_ROWS=16,
@@ -121,7 +122,9 @@ def test_nothing_is_read_or_written_outside() -> None:
     assert torch.equal(memory[:13], around[10:31][order[2:15]])
     assert bool(memory[13:].isnan().all())
     numbers = torch.full((40,), -1)
-    permutation_kernel[(2,)](key, gamma, step, numbers, 0, 21, a, b, ROUNDS=rounds, BLOCK=16)
+    permutation_kernel[(2,)](
+        key, gamma, step, numbers, 0, 21, a, b, 0, 0, 0, ROUNDS=rounds, BLOCK=16
+    )
     assert torch.equal(numbers[:21], order)
     assert bool((numbers[21:] == -1).all())
 

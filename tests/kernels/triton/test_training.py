@@ -11,7 +11,20 @@ import torch
 from gpurl.algorithms import make_algorithm
 from gpurl.engine.stacked import StackedPopulation
 from gpurl.envs.registry import make_env
-from gpurl.kernels import adam, backend, random, replay
+from gpurl.kernels import (
+    adam,
+    backend,
+    finite,
+    gae,
+    moments,
+    newest_episodes,
+    pack_rows,
+    permutation,
+    ppo_loss,
+    random,
+    replay,
+    sample,
+)
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine, make_population
@@ -87,6 +100,28 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+# of each algorithm: kernels that all members launch at once
+KERNELS: dict[str, list[tuple[Any, str]]] = {
+    "ppo": [
+        (sample, "sample"),
+        (finite, "find"),
+        (newest_episodes, "keep_newest"),
+        (moments, "merge_moments"),
+        (moments, "normalize"),
+        (gae, "gae"),
+        (pack_rows, "pack_rows"),
+        (permutation, "gather_rows"),
+        (ppo_loss, "ppo_loss"),
+    ],
+    "sac": [
+        (random, "random"),
+        (replay, "replay_sample"),
+        (finite, "find"),
+        (newest_episodes, "keep_newest"),
+    ],
+}
+
+
 def population(
     choice: str, algorithm: str, differing: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[dict[str, Any]]:
@@ -118,17 +153,18 @@ def test_a_stacked_population_steps_and_draws_by_kernels(
     """All members in one launch, from the second iteration that learns on; a discount of each is no
     argument of the kernel that samples.
     """
-    steps_by, draws, samples = list[Any](), list[Any](), list[Any]()
     expected = population("torch", algorithm, differing, monkeypatch)
-    monkeypatch.setattr(adam, "norm_kernel", Counted(adam.norm_kernel, steps_by))
-    monkeypatch.setattr(random, "random_kernel", Counted(random.random_kernel, draws))
-    sample = replay.replay_sample_kernel
-    monkeypatch.setattr(replay, "replay_sample_kernel", Counted(sample, samples))
+    grids = dict[str, list[Any]]()
+    for module, name in ((adam, "norm"), *KERNELS[algorithm]):
+        kernel, grids[name] = getattr(module, f"{name}_kernel"), []
+        monkeypatch.setattr(module, f"{name}_kernel", Counted(kernel, grids[name]))
     got = population("triton", algorithm, differing, monkeypatch)
-    assert [members for _, members in steps_by] == [1] * 3 * steps + [3] * 3 * steps
-    assert {members for _, members in draws} == {1, 3}
-    in_kernels = {1, 3} if differing == "learning_rate" else {1}
-    assert {members for _, members in samples} == (in_kernels if algorithm == "sac" else set())
+    assert [members for _, members in grids.pop("norm")] == [1] * 3 * steps + [3] * 3 * steps
+    if differing == "gamma":
+        assert {members for _, members in grids.pop("replay_sample")} == {1}
+    assert {name: {grid[-1] for grid in of_kernel} for name, of_kernel in grids.items()} == {
+        name: {1, 3} for name in grids
+    }
     torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-4)
 
 
