@@ -85,6 +85,7 @@ TRAININGS: dict[str, tuple[list[str], float]] = {
     "my_mirror.py": (["ppo", "pendulum", *SMALL, "--symmetry", "my_mirror:mirror"], -1e9),
     "my_blind_env.py": (["ppo", "my_blind_env", *SMALL], -1e9),
     "my_network.py": (["my_network", "chasing", *SMALL], -1e9),
+    "my_q_network.py": (["my_q_network", "cart_pole", *SMALL_REPLAY], -1e9),
     # chance gets about 20
     "my_algorithm.py": (
         ["my_algorithm", "cart_pole", "num_envs=256", "total_steps=150_000", "learning_rate=3e-3"],

@@ -109,6 +109,7 @@ class OffPolicyActorCritic(OffPolicy):
 
     config: ActorCriticConfig
     support: Tensor  # [Z] the values of a distribution's atoms
+    target_networks: ClassVar[dict[str, str]] = {"critic": "target_critic", "actor": "target_actor"}
     has_target_actor = False
     actor_actions = "squashed"  # see `gpurl.nn.parts.ActorPart`
     # whether the target critics are updated with the actor only, else with the critics
@@ -170,6 +171,13 @@ class OffPolicyActorCritic(OffPolicy):
         num_features = encoders[0].width if encoders else self.num_critic_obs
         layers = make_network(count, num_features + num_actions, num_outputs, config)
         return EncodedCritics(encoders[0], layers) if encoders else layers
+
+    def network_shapes(self) -> dict[str, tuple[int, int, int]]:
+        inputs = self.num_critic_obs + self.num_actions
+        return {
+            "actor": (self.num_inputs, 1, self.actor_outputs()),
+            "critic": (inputs, self.config.num_critics, max(self.config.atoms, 1)),
+        }
 
     def make_training(self) -> None:
         super().make_training()

@@ -2,6 +2,7 @@
 all of them.
 """
 
+import copy
 import dataclasses
 import math
 import threading
@@ -22,6 +23,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_choices, check_numbers
 from gpurl.envs.observation_groups import GroupedBox, groups_of, is_image
 from gpurl.envs.vec_env import Timestep
+from gpurl.envs.vec_env import describe as describe_value
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.kernels.pack_rows import Column
 from gpurl.kernels.random import CounterRandom
@@ -131,6 +133,8 @@ class Algorithm(ABC, nn.Module):
     flattens_images: ClassVar[bool] = True
     # of `random_streams`, those whose numbers are the same on all ranks
     common_streams: ClassVar[frozenset[str]] = frozenset()
+    # by the name of a network that of its target network, both attributes
+    target_networks: ClassVar[dict[str, str]] = {}
     # of `extra_state`, what belongs to the environments and episodes of this agent
     of_episodes: ClassVar[frozenset[str]] = frozenset({"random"})
     # transitions in the replay buffer of all ranks before the first `learn`
@@ -181,7 +185,12 @@ class Algorithm(ABC, nn.Module):
         self.num_state = 0 if self.state_space is None else math.prod(self.state_space.shape or ())
         self.normalizer = self._make_normalizer()
         # modules, then what trains them on the device
-        self.make_networks()
+        if self.make_networks() is not None:  # type: ignore[func-returns-value]
+            raise UsageError(
+                f"{self.label}.make_networks: wanted modules as attributes, such as self.network; "
+                f"got a value that it returns"
+            )
+        self._check_own_networks()
         if self.reads_bytes and not any(isinstance(each, BYTE_READERS) for each in self.modules()):
             self._read_numbers()
         if device.type != "cpu":
@@ -203,6 +212,40 @@ class Algorithm(ABC, nn.Module):
     @abstractmethod
     def make_networks(self) -> None:
         """Set the modules. UsageError for spaces that the algorithm cannot use."""
+
+    def network_shapes(self) -> dict[str, tuple[int, int, int]]:
+        """(D, E, O) of each network that a subclass may replace by a module of its own, by the
+        name of its attribute: rows [B, D] -> [E, B, O] of E networks.
+        """
+        return {}
+
+    def _check_own_networks(self) -> None:
+        """Where a subclass has replaced a network, let its target be a copy of it. UsageError if it
+        gives another shape.
+        """
+        for name, (inputs, count, outputs) in self.network_shapes().items():
+            network = getattr(self, name)
+            target_name = self.target_networks.get(name, "")
+            target = getattr(self, target_name, None)
+            if type(network).__module__.startswith("gpurl."):
+                if target is not None and _shapes(target) != _shapes(network):
+                    setattr(self, target_name, copy.deepcopy(network))
+                continue
+            if self.reads_bytes:
+                continue
+            with torch.no_grad():
+                returned = network(torch.zeros(2, inputs))
+            if getattr(returned, "shape", None) != (count, 2, outputs):
+                is_flat = count == 1 and getattr(returned, "shape", None) == (2, outputs)
+                raise UsageError(
+                    f"{self.label}.{name}: wanted a tensor of shape {(count, 2, outputs)} for 2 "
+                    f"rows of {inputs} numbers: networks, rows, outputs; "
+                    f"{type(network).__name__} returned {describe_value(returned)}"
+                    + "; return its .unsqueeze(0)"
+                    * is_flat
+                )
+            if target is not None:
+                setattr(self, target_name, copy.deepcopy(network))
 
     @abstractmethod
     def make_optimizers(self) -> dict[str, FlatAdam]:
@@ -604,3 +647,7 @@ def episode_ends(timestep: Timestep) -> Tensor:
 def restart_policy_state(policy_state: PolicyState, ended: Tensor) -> PolicyState:
     """Zero the policy state where ended [N]."""
     return tuple(memory.masked_fill(ended.unsqueeze(1), 0.0) for memory in policy_state)
+
+
+def _shapes(module: nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in module.parameters()]

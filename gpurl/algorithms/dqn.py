@@ -104,6 +104,7 @@ class DQN(OffPolicy):
     """Action values of a Discrete space. A subclass may have several agents, see `mix`."""
 
     config: DQNConfig
+    target_networks: ClassVar[dict[str, str]] = {"network": "target"}
     num_agents = 1
     support: Tensor  # [Z] the values of a distribution's atoms
     epsilon: Tensor  # probability of a random action, 0-d or [N]
@@ -124,6 +125,11 @@ class DQN(OffPolicy):
             epsilon = ladder(self.num_envs)
         self.register_buffer("support", config.make_support(), persistent=False)
         self.register_buffer("epsilon", epsilon, persistent=False)
+
+    def network_shapes(self) -> dict[str, tuple[int, int, int]]:
+        count = max(self.config.network.heads, self.config.num_critics)
+        inputs = self.num_inputs // self.num_agents
+        return {"network": (inputs, count, self.num_actions * self.width)}
 
     def join(self, ranks: Alone) -> None:
         super().join(ranks)
@@ -188,7 +194,8 @@ class DQN(OffPolicy):
         """obs: [B, D] -> [E, B, G, A, Z] for G agents with A actions."""
         rows = obs.reshape(obs.shape[0] * self.num_agents, -1)
         shape = (-1, len(obs), self.num_agents, self.num_actions, self.width)
-        return network(rows, noise).view(shape)
+        # a network of somebody's own takes rows only
+        return (network(rows) if noise is None else network(rows, noise)).view(shape)
 
     def expected(self, outputs: Tensor) -> Tensor:
         """[..., Z] -> [...] expected returns."""

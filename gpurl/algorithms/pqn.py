@@ -72,6 +72,9 @@ class PQN(OnPolicy):
         sizes = 1, self.num_inputs, self.num_actions, 1
         self.network = make_q_network(*sizes, self.config.network, self.observation_space)
 
+    def network_shapes(self) -> dict[str, tuple[int, int, int]]:
+        return {"network": (self.num_inputs, 1, self.num_actions)}
+
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
         adam = FlatAdam(

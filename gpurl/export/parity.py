@@ -13,7 +13,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.envs.observation_groups import GroupedBox
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, first_line
 from gpurl.nn.acting import PolicyModule
 from gpurl.nn.normalizer import Normalizer
 
@@ -63,7 +63,13 @@ def check_parity(
             for _ in range(STEPS if module.memory_size else 1):
                 obs = random_observations(space, normalizer, batch_size, rng)
                 expected = policy.act(_tensors(obs)).cpu().numpy()
-                action, next_memory = play(obs, memory)
+                try:
+                    action, next_memory = play(obs, memory)
+                except Exception as error:
+                    raise UsageError(
+                        f"{title} cannot act at {batch_size} observations: {first_line(error)}; "
+                        f"the number of rows must be free"
+                    ) from error
                 difference = _difference(expected, action, module, obs, memory)
                 allowed = TOLERANCE
                 if TOLERANCE < difference < math.inf:

@@ -264,7 +264,7 @@ class Flattened(nn.Module):
     """[B, *shape] -> [B, F], bytes scaled to [0, 1]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(len(x), -1)
+        rows = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)  # a trace would keep len(x)
         return rows.float() * BYTE_SCALE if x.dtype == torch.uint8 else rows
 
 

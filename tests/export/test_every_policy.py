@@ -134,6 +134,15 @@ def test_the_module_has_weights_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("export_format", ["pt2", "torchscript"])
+@pytest.mark.parametrize("case", ["ppo_groups", "sac_groups"])
+def test_groups_of_any_number_of_rows(case: str, export_format: str, tmp_path: Path) -> None:
+    """What `export_run` compares: actions at one row and at seven."""
+    difference = export_run(make_run(tmp_path, case), export_format).difference
+    assert difference is not None
+    assert difference <= 1e-5
+
+
+@pytest.mark.parametrize("export_format", ["pt2", "torchscript"])
 @pytest.mark.parametrize("case", ["ppo", *RECURRENT, "ppo_images", "dqn_quantiles", "vdn"])
 def test_torch_files_act_as_the_policy(case: str, export_format: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, case)
