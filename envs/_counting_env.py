@@ -168,6 +168,8 @@ class CountingEnv(VecEnv):
         named *_at_end are of the episodes that end in this step, and count. info: of the step.
         """
         name = f"{type(self).__name__}.metrics"
+        if not isinstance(metrics, Mapping):
+            raise EnvError(f"{name}: wanted a dict of tensors by name, got {describe(metrics)}")
         log: Info = {}
         for key, value in metrics.items():
             if not (isinstance(value, Tensor) and value.shape == (self.num_envs,)):

@@ -7,6 +7,7 @@ already the first observation of the next one and `info["final_obs"]` holds the 
 
 import inspect
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -111,7 +112,17 @@ class VecEnv(gymnasium.vector.VectorEnv):
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         if not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
             raise UsageError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
-        # the spaces that the subclass has set
+        # the agents and spaces that the subclass has set
+        kind = type(self).__name__
+        if not isinstance(self.num_agents, (int, np.integer)) or self.num_agents < 1:
+            raise EnvError(
+                f"{kind}.num_agents: wanted a whole number of at least 1, got {self.num_agents!r}"
+            )
+        space = self.single_state_space
+        if not (space is None or isinstance(space, gymnasium.Space)):
+            raise EnvError(
+                f"{kind}.single_state_space: wanted a gymnasium.Space or None, got {space!r}"
+            )
         for key in ("single_observation_space", "single_action_space"):
             if not isinstance(space := getattr(self, key, None), gymnasium.Space):
                 batched = key.removeprefix("single_")
@@ -318,6 +329,8 @@ def attribute_problems(env: VecEnv) -> list[str]:
         has_parts = isinstance(space, Dict | Tuple)
         hint = "; join its parts in observe, as torch.cat((part, part), 1)" if has_parts else ""
         problems.append(f"{name}.single_observation_space: wanted a Box, got {space}{hint}")
+    if not isinstance(env.single_state_space, Box | NoneType):
+        problems.append(f"{name}.single_state_space: wanted a Box, got {env.single_state_space}")
     if not isinstance(space := env.single_action_space, Box | Discrete | MultiDiscrete):
         problems.append(
             f"{name}.single_action_space: wanted a Box, Discrete or MultiDiscrete, got {space}; "

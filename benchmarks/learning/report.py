@@ -105,13 +105,15 @@ mjlab has published returns and times of its versions of the eleven tasks; the s
 hyper-parameters of each task with gpurl's own versions, by
 `python -m benchmarks.learning --only gpu` on a machine with a GPU: one H200, up to four trainings
 at once under CUDA's multi-process service. Times begin after the compilation of MuJoCo's kernels,
-about a minute. Sizes: environments × steps × epochs × minibatches.
+about a minute. Each has one seed so far, and with it two of the four reach mjlab's mean. Sizes:
+environments × steps × epochs × minibatches.
 """
 TARGETS = """\
 Most were set before the trainings: PPO's on MuJoCo, for the landers and BipedalWalker from the
 publications; half of Tianshou's mean at 1 M steps for SAC and TD3 at 300 k; two published standard
 deviations below the mean for FlashSAC; rl-zoo3's DQN for the DQN family on LunarLander; about
-what the script gets on Chasing. Four were set or changed when a result of the task was known:
+what the script gets on Chasing; on a GPU mjlab's means. Trainings without a target are not listed.
+Four were set or changed when a result of the task was known:
 ppo-chasing-discrete (from 9.0 to 6.9, the script gets 7.06), a2c-pendulum,
 a2c-mountain_car_continuous and sac-mountain_car_continuous. Settings were also chosen by trainings
 with seeds of this page for A2C on Pendulum and the lander, DQN on the lander at 500 k steps and the

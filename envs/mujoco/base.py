@@ -130,6 +130,8 @@ class MujocoEnv(CountingEnv):
             njmax=self.njmax,
             nconmax=self.nconmax,
         )
+        if not self.reset_noise_scale >= 0:
+            raise UsageError(f"reset_noise_scale must be at least 0, got {self.reset_noise_scale}")
         # the model, and what the task needs of it
         self.device = torch.device(device)
         mujoco = load_mujoco()

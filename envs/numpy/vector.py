@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import numbers as number_kinds
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,12 +84,23 @@ class Watched(gymnasium.Wrapper):
                     )
                 numbers[place] = value.item()
         reward, terminated, truncated = numbers
+        if not isinstance(reward, number_kinds.Real):
+            reward = self._as_number(reward)
         if terminated or truncated:
             # the reset that follows may write into the same memory
             obs = copy.deepcopy(obs)
             if self.watcher is not None:
                 self.watcher(self.index)
         return obs, reward, terminated, truncated, info
+
+    def _as_number(self, reward: Any) -> Any:
+        """What a 0-d array or tensor holds; a text or nothing is an EnvError."""
+        if isinstance(reward, str) or not hasattr(reward, "item"):
+            raise EnvError(
+                f"environment {self.index} failed in step: wanted a number as reward, got "
+                f"{describe(reward)}"
+            )
+        return reward.item()
 
     def _explain(self, call: str, error: BaseException) -> EnvError | MemoryError:
         if (memory := find_out_of_memory(error)) is not None:
@@ -103,6 +115,8 @@ class Watched(gymnasium.Wrapper):
         where = f"environment {self.index} failed in {call}"
         if not isinstance(result, tuple) or len(result) != length:
             raise EnvError(f"{where}: wanted {form}, got {describe(result)}")
+        if not isinstance(result[-1], dict):
+            raise EnvError(f"{where}: wanted a dict as info, got {describe(result[-1])}")
         if self._shape is not None and np.shape(result[0]) != self._shape:
             obs = result[0]
             got = describe(obs) if isinstance(obs, dict) else np.shape(obs)

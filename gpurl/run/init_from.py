@@ -26,7 +26,7 @@ def take_parts(algorithm: Algorithm, source: Algorithm, label: str) -> list[str]
         if name not in theirs:
             problem = f"that run has none, only {', '.join(theirs)}"
         elif misfit and name != "temperature":
-            problem = misfit
+            problem = "; ".join(filter(None, (misfit, _misfit(ours[name], theirs[name]))))
         else:
             problem = _take(ours[name], theirs[name], taken, notes, algorithm)
         if problem:

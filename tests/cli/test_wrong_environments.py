@@ -347,6 +347,52 @@ WRONG: dict[str, tuple[str, Changes, str]] = {
         (("    def observe(", "    metrics = 3\n\n    def observe("),),
         "MyEnv: wanted a function metrics(state), got 3",
     ),
+    "metrics without names": (
+        TASK,
+        (
+            (
+                "    def observe(",
+                '    def metrics(self, state):\n        return state["position"]\n\n'
+                "    def observe(",
+            ),
+        ),
+        "MyEnv.metrics: wanted a dict of tensors by name, got a tensor of shape (8,)",
+    ),
+    "privileged space without a function": (
+        TASK,
+        ((LIMIT, f"    single_state_space = Box(-1.0, 1.0, (1,), np.float32)\n{LIMIT}"),),
+        "MyEnv: wanted a function observe_state(state) for single_state_space, got none",
+    ),
+    "privileged observations without a space": (
+        TASK,
+        (
+            (
+                "    def observe(",
+                f"    def observe_state(self, state):\n        return {STACK}\n\n    def observe(",
+            ),
+        ),
+        "MyEnv: wanted a single_state_space, the Box of what observe_state gives, got none",
+    ),
+    "privileged space a tuple": (
+        TASK,
+        ((LIMIT, f"    single_state_space = (1,)\n    observe_state = len\n{LIMIT}"),),
+        "MyEnv.single_state_space: wanted a gymnasium.Space or None, got (1,)",
+    ),
+    "privileged choices": (
+        TASK,
+        (
+            (
+                LIMIT,
+                f"    single_state_space = Discrete(3)\n    observe_state = observe = len\n{LIMIT}",
+            ),
+        ),
+        "MyEnv.single_state_space: wanted a Box, got Discrete(3)",
+    ),
+    "agents a text": (
+        TASK,
+        ((LIMIT, f'    num_agents = "3"\n{LIMIT}'),),
+        "MyEnv.num_agents: wanted a whole number of at least 1, got '3'",
+    ),
     "missing argument": (
         TASK,
         (("(self, state, action, rng)", "(self, state, action)"),),
@@ -523,6 +569,21 @@ WRONG: dict[str, tuple[str, Changes, str]] = {
         (("-float(abs(self.x[0]))", "-abs(self.x)"),),
         "environment 0 failed in step: wanted a reward of one number, got shape (2,)",
     ),
+    "no reward at all": (
+        GYM,
+        (("return self.x, reward", "return self.x, None"),),
+        "environment 0 failed in step: wanted a number as reward, got nothing",
+    ),
+    "a text as reward": (
+        GYM,
+        (("return self.x, reward", "return self.x, str(reward)"),),
+        "environment 0 failed in step: wanted a number as reward, got a str",
+    ),
+    "no info": (
+        GYM,
+        (("self.t >= 100, {}", "self.t >= 100, None"),),
+        "environment 0 failed in step: wanted a dict as info, got nothing",
+    ),
     "an instance": (
         GYM,
         (("env=Single)", "env=Single())"),),
@@ -539,6 +600,11 @@ WRONG: dict[str, tuple[str, Changes, str]] = {
         MUJOCO,
         (("def reward(", "def rewards("),),
         "MySlider: wanted a function reward(data, before, action), got none; is it rewards?",
+    ),
+    "noise below 0": (
+        MUJOCO,
+        (("reset_noise_scale = 0.5", "reset_noise_scale = -0.5"),),
+        "reset_noise_scale must be at least 0, got -0.5",
     ),
     "reward without before": (
         MUJOCO,
