@@ -364,8 +364,10 @@ def call_loss(loss_function: Callable[..., Any], batch: Any) -> tuple[Tensor, di
     """(loss, metrics) of a batch; UsageError, with the function's place, if it returns others."""
     result = loss_function(batch)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        got = type(result).__name__
-        raise UsageError(f"{_place(loss_function)}: wanted (loss, a dict of metrics), got a {got}")
+        got = f"a {type(result).__name__}"
+        if isinstance(result, tuple):
+            got = f"({', '.join(type(each).__name__ for each in result)})"
+        raise UsageError(f"{_place(loss_function)}: wanted (loss, a dict of metrics), got {got}")
     check_loss(result[0], loss_function)
     return result
 

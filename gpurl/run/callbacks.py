@@ -15,7 +15,7 @@ from gpurl.discovery import find_class_at
 from gpurl.engine.eager import Eager
 from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import GpurlError, UsageError, raised_at
+from gpurl.errors import GpurlError, UsageError, did_you_mean, raised_at
 
 OWN_GROUPS = ("train", "rollout", "eval", "env", "time", "members")  # of gpurl's tags
 
@@ -126,6 +126,14 @@ class Callbacks:
                     type(each).__name__,
                     ", ".join(HOOKS),
                 )
+            for name in dir(type(each)):
+                if name not in HOOKS and (hint := did_you_mean(name, HOOKS, cutoff=0.85)):
+                    logging.getLogger("gpurl").warning(
+                        "callback %s.%s: nothing calls it; %s",
+                        type(each).__name__,
+                        name,
+                        hint.rstrip(),
+                    )
 
     def call(self, method: str, run: RunView, *arguments: object) -> None:
         """Call `method` of each; an error names the file and line of the callback."""

@@ -130,10 +130,13 @@ def validate_for_resume(
     differs.
     """
     # what a resume may not change
+    env = parts["meta"]["settings"].get("env")
+    is_same = env == settings.env
+    tasks = "" if is_same else f"the checkpoint is of {env}, this run of {settings.env}: "
     for name, old, new in _kept_values(parts["meta"], settings.to_dict(), algorithm):
         if old != new:
             raise UsageError(
-                f"the checkpoint has {name} {old}, this run {new}; a resumed run keeps it"
+                f"{tasks}the checkpoint has {name} {old}, this run {new}; a resumed run keeps it"
             )
     # the keys of streams follow from the seed and the rank, whichever ranks the saved ones were of
     if settings.train.population == 1:

@@ -332,11 +332,17 @@ def _check_same(storage: Path, saved: Any, about: Mapping[str, Json], space: Spa
             raise UsageError(
                 f"{storage} is a tuning of {before}, not of {now}: choose another --storage"
             )
-        for part, what in (("space", "searches"), ("settings", "has")):
+        # settings of both first, as a default space follows from them
+        for part, what, has_both in (
+            ("settings", "has", True),
+            ("space", "searches", False),
+            ("settings", "has", False),
+        ):
             old, new = dict(saved[part]), about[part]
             assert isinstance(new, dict)
             for name in sorted({*old, *new}):
-                if old.get(name) != new.get(name):
+                is_compared = not has_both or (name in old and name in new)
+                if is_compared and old.get(name) != new.get(name):
                     before, now = _said(old, name), _said(new, name)
                     raise UsageError(
                         f"{storage} {what} {name} {before}, now it is {now}: trials could not be "

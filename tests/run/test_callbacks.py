@@ -305,15 +305,27 @@ class CopiedEnd(Callback):
         return False
 
 
+class CopiedPlural(Callback):
+    """One name is wrong."""
+
+    def after_iterations(self, run: RunView, metrics: Metrics) -> None:
+        raise AssertionError
+
+    def on_end(self, run: RunView) -> None:
+        pass
+
+
 def test_callbacks_that_do_nothing_are_warned_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hooked = Callback()
     hooked.on_start = lambda run: None  # type: ignore[method-assign]
-    small_run(tmp_path / "run", 3, callbacks=[CopiedStep(), CopiedEnd(), StopAtThree(), hooked])
+    callbacks = [CopiedStep(), CopiedEnd(), CopiedPlural(), StopAtThree(), hooked]
+    small_run(tmp_path / "run", 3, callbacks=callbacks)
     assert [record.message for record in caplog.records if "Copied" in record.message] == [
         "callback CopiedStep overrides none of on_start, after_iteration, after_evaluation, "
         "before_save, on_end: nothing calls it",
+        "callback CopiedPlural.after_iterations: nothing calls it; did you mean after_iteration?",
         "callback CopiedEnd.after_iteration returned False, which is ignored: run.stop(reason) "
         "ends a run",
     ]
