@@ -305,6 +305,22 @@ def test_functorch_computes_what_a_loop_computes(
         torch.testing.assert_close(per_row[row, member, 0, output], expected[row], **close)
 
 
+def test_rows_of_a_vmap_share_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are more rows, not copies of the weights for each."""
+    network, shapes, real = make({"hidden": (8,)}, 2), [], torch.baddbmm
+
+    def noted(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        shapes.append((tuple(x.shape), tuple(weight.shape)))
+        return real(bias, x, weight)
+
+    monkeypatch.setattr(torch, "baddbmm", noted)
+    torch.func.vmap(network)(torch.randn(5, ROWS, INPUTS, dtype=torch.float64))
+    assert shapes == [
+        ((2, 5 * ROWS, INPUTS), (2, INPUTS, 8)),
+        ((2, 5 * ROWS, 8), (2, 8, OUTPUTS)),
+    ]
+
+
 @pytest.mark.parametrize("config", FUNCTORCH_BODIES, ids=str)
 def test_functorch_over_parameters(config: dict[str, Any]) -> None:
     """An ensemble by functional_call, and gradients of each row by the weights."""

@@ -136,9 +136,10 @@ def packed(*given: Tensor) -> Results:
 
 def with_nan(member: int) -> list[Tensor]:
     obs, reward, value = numbers(STEPS, ENVS, 3), numbers(STEPS, ENVS), numbers(STEPS, ENVS)
-    obs[member, 7, 1] = torch.nan
-    if member:
-        reward[0, member], value[4, 9 * member] = torch.inf, -torch.inf
+    # only of the last member no column of the environment is bad: its policy has diverged
+    if member < 2:
+        obs[member, 7, 1], reward[0, member] = torch.nan, torch.inf
+    value[4, 9 * member] = -torch.inf
     found = [torch.tensor(-1), torch.tensor(0), torch.tensor(member), torch.tensor(False)]
     kept = [numbers(STEPS, 3), numbers(STEPS)]
     return [obs, reward, value, flags(STEPS, ENVS), flags(STEPS, ENVS), *found, *kept]
@@ -169,7 +170,8 @@ def newest(*given: Tensor) -> Results:
 
 def minibatch(member: int) -> list[Tensor]:
     own = [numbers(ENVS, 2), numbers(2), numbers(ENVS), torch.tensor(0.1 + 0.1 * member)]
-    return [*own, torch.tensor(0.01), numbers(ENVS, 7), torch.rand(ENVS) / ENVS]
+    coefficient = torch.tensor(0.01 + 0.1 * member)
+    return [*own, coefficient, numbers(ENVS, 7), torch.rand(ENVS) / ENVS]
 
 
 def rows(packed: Tensor, action: Tensor, weight: Tensor | None) -> Minibatch:
@@ -243,7 +245,7 @@ CASES: list[tuple[Any, Compute, Callable[[int], list[Tensor]]]] = [
     (
         newest_episodes,
         newest,
-        lambda k: [numbers(3, ENVS), flags(ENVS), numbers(ENVS), torch.arange(ENVS)],
+        lambda k: [numbers(3, ENVS), flags(ENVS), numbers(ENVS), torch.arange(ENVS) + k],
     ),
     (ppo_loss, loss, minibatch),
     (ppo_loss, loss_of_choices, minibatch),
