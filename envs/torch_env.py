@@ -113,6 +113,8 @@ class TorchEnv(CountingEnv):
             f"{type(self).__name__} has a single_state_space and no observe_state(state)"
         )
 
+    observe_state.is_missing = True  # type: ignore[attr-defined]
+
     def _check_functions(self) -> None:
         """EnvError for a function that the task does not define, which may be misspelt, or that
         takes other arguments.
@@ -125,19 +127,6 @@ class TorchEnv(CountingEnv):
                 f"gymnasium.Env in the adapter GymnasiumCpu"
             )
         check_functions(self, TorchEnv, FUNCTIONS, OPTIONAL_FUNCTIONS)
-        # privileged observations need a function and a space
-        has_function = kind.observe_state is not TorchEnv.observe_state
-        if self.single_state_space is not None and not has_function:
-            raise EnvError(
-                f"{kind.__name__}: wanted a function observe_state(state) for single_state_space, "
-                f"got none"
-            )
-        owners = [vars(self), *(vars(one) for one in kind.__mro__ if one not in TorchEnv.__mro__)]
-        if has_function and not any("single_state_space" in owner for owner in owners):
-            raise EnvError(
-                f"{kind.__name__}: wanted a single_state_space, the Box of what observe_state "
-                f"gives, got none: critics would not see it; None leaves it out"
-            )
 
     def checked_initial_state(self, rng: CounterRandom) -> State:
         """`initial_state`, checked: tensors of rng.num_envs rows by name."""

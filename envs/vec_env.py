@@ -331,6 +331,20 @@ def attribute_problems(env: VecEnv) -> list[str]:
         problems.append(f"{name}.single_observation_space: wanted a Box, got {space}{hint}")
     if not isinstance(env.single_state_space, Box | NoneType):
         problems.append(f"{name}.single_state_space: wanted a Box, got {env.single_state_space}")
+    # privileged observations of a TorchEnv need a space and a function
+    observe_state = getattr(env, "observe_state", None)
+    if observe_state is not None:
+        is_missing = getattr(observe_state, "is_missing", False)
+        if is_missing and env.single_state_space is not None:
+            problems.append(
+                f"{name}: wanted a function observe_state(state) for single_state_space, got none"
+            )
+        owners = [vars(env), *(vars(one) for one in type(env).__mro__ if one is not VecEnv)]
+        if not is_missing and not any("single_state_space" in owner for owner in owners):
+            problems.append(
+                f"{name}: wanted a single_state_space, the Box of what observe_state gives, got "
+                f"none: critics would not see it; None leaves it out"
+            )
     if not isinstance(space := env.single_action_space, Box | Discrete | MultiDiscrete):
         problems.append(
             f"{name}.single_action_space: wanted a Box, Discrete or MultiDiscrete, got {space}; "

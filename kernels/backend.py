@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as transforms_are_active
+from torch._C._functorch import TransformType
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
 from gpurl.errors import UsageError
 from gpurl.kernels import c_library
@@ -54,8 +56,13 @@ def use_triton(tensor: Tensor) -> bool:
 
 
 def use_triton_for_members(tensor: Tensor) -> bool:
-    """Whether inside torch.func.vmap a kernel runs in Triton that has a rule of its own for it."""
-    return transforms_are_active() and _is_for_triton(tensor)
+    """Whether inside torch.func.vmap a kernel runs in Triton that has a rule of its own for it: for
+    one axis of members.
+    """
+    if not transforms_are_active() or not _is_for_triton(tensor):
+        return False
+    kinds = [each.key() for each in retrieve_all_functorch_interpreters()]
+    return kinds.count(TransformType.Vmap) == 1
 
 
 class ForMembers(torch.autograd.Function):
@@ -87,7 +94,7 @@ class ForMembers(torch.autograd.Function):
             assert is_known, (tuple(value.shape), value.stride())
             return value
 
-        result = cls.forward(*map(in_front, given, dims))
+        result = cls.apply(*map(in_front, given, dims))
         return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
 
 
@@ -110,10 +117,20 @@ class MembersAsRows(torch.autograd.Function):
         def apart(rows: Tensor) -> Tensor:
             return rows.unflatten(0, (count, len(rows) // count))
 
-        result = cls.forward(*map(as_rows, given, dims))
+        result = cls.apply(*map(as_rows, given, dims))
         if isinstance(result, Tensor):
             return apart(result), 0
         return tuple(map(apart, result)), (0,) * len(result)
+
+
+def check_written(*tensors: Tensor) -> None:
+    """AssertionError unless each of the members, tensors [M, ...], has memory of its own that a
+    kernel can write.
+    """
+    for tensor in tensors:
+        is_shared = tensor.stride(0) == 0 and len(tensor) > 1
+        assert not is_shared, "members need memory of their own to write to"
+        assert tensor[0].is_contiguous(), (tuple(tensor.shape), tensor.stride())
 
 
 def dense(tensor: Tensor, have_members: bool) -> Tensor:

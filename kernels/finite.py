@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpurl.kernels.backend import (
     ForMembers,
+    check_written,
     choose_kernel,
     member_strides,
     use_triton_for_members,
@@ -375,7 +376,8 @@ class FindOfMembers(ForMembers):
         evidence_columns = tensors[4 + num_evidence : 4 + 2 * num_evidence]
         columns = Columns(tensors[4 + 2 * num_evidence :], *of_columns)
         evidence = [Evidence(*each) for each in zip(evidence_columns, kept)]
-        assert findings.first.stride() != (0,), "members need findings of their own"
+        if terminated.dim() > 2:
+            check_written(*findings, *kept, *([] if valid is None else [valid]))
         found, bad_envs = find_non_finite_triton(
             columns, terminated, truncated, valid, findings, evidence
         )

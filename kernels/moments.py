@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpurl.kernels.backend import (
     ForMembers,
+    check_written,
     choose_kernel,
     dense,
     member_strides,
@@ -263,7 +264,7 @@ def normalize_triton(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> T
     [M, ...], of any stride there.
     """
     members, have_members = mean.shape[:-1], mean.dim() > 1
-    x = dense(x, have_members)
+    x, mean, inv_std = (dense(each, have_members) for each in (x, mean, inv_std))
     out = x.new_empty(x.shape)
     if x.numel():
         size = x.numel() // members.numel()
@@ -291,7 +292,8 @@ class MomentsOfMembers(ForMembers):
     @staticmethod
     def forward(*given: Any) -> Tensor:
         running = RunningMoments(*given[:5])
-        assert running.mean.stride(0), "members need moments of their own"
+        if running.mean.dim() > 1:
+            check_written(*running)
         update_moments_triton(running, *given[5:])
         return running.mean.new_empty(len(running.mean), 0)
 

@@ -153,11 +153,11 @@ def pack_rows_triton(columns: Sequence[Column], width: int, have_members: bool =
     shifts, scales = [], []
     for column in columns:
         if isinstance(column, Scaled):
-            shifts.append(column.shift)
-            scales.append(column.scale)
+            shifts.append(dense(column.shift, have_members))
+            scales.append(dense(column.scale, have_members))
         elif isinstance(column, Standardized):
-            shifts.append(column.moments)
-            scales.append(column.moments)
+            shifts.append(dense(column.moments, have_members))
+            scales.append(shifts[-1])
     members = stored[0].shape[:have_members]
     rows = math.prod(stored[0].shape[have_members : have_members + 2])
     packed = torch.empty((*members, rows, width), dtype=torch.float32, device=stored[0].device)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpurl.kernels.backend import ForMembers, member_strides, transforms_are_active
+from gpurl.kernels.backend import ForMembers, dense, member_strides, transforms_are_active
 from gpurl.kernels.optional_triton import tl, triton
 
 METRICS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy")
@@ -292,6 +292,7 @@ def _launch(
     is_gaussian = log_std is not None
 
     # columns with the strides that the kernel takes
+    log_std = None if log_std is None else dense(log_std, bool(members))
     output, action = (
         x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (output, action)
     )
@@ -388,7 +389,13 @@ class _LossOfMembers(ForMembers):
     def backward(  # type: ignore[override]
         ctx: Any, loss_gradient: Tensor, *_: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        gradients = [each * loss_gradient for each in ctx.saved_tensors]
+        # [M] of all members outside of their vmap
+        members = loss_gradient.shape
+        factors = [
+            loss_gradient.view(*members, *[1] * (each.dim() - len(members)))
+            for each in ctx.saved_tensors
+        ]
+        gradients = [each * factor for each, factor in zip(ctx.saved_tensors, factors)]
         output, value, log_std = (*gradients, None)[:3]
         return output, log_std, value, *[None] * ctx.others
 

@@ -70,7 +70,8 @@ def gaussian_sample_triton(
     """
     members = mean.shape[:-2]
     num_envs, width = mean.shape[-2:]
-    mean = dense(mean, bool(members))
+    mean, log_std, units = (dense(x, bool(members)) for x in (mean, log_std, units))
+    streams = RandomStreams(*(dense(x, bool(members)) for x in streams))
     # one program samples a block of environments, with a column for each action
     action, env_action = (mean.new_empty(mean.shape) for _ in range(2))
     log_prob = mean.new_empty(mean.shape[:-1])
@@ -91,6 +92,7 @@ def categorical_sample_triton(
     members = logits.shape[:-2]
     num_envs, width = logits.shape[-2:]
     logits = dense(logits, bool(members))
+    streams = RandomStreams(*(dense(x, bool(members)) for x in streams))
     action = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     log_prob = logits.new_empty(logits.shape[:-1])
     sample_kernel[(triton.cdiv(num_envs, BLOCK), members.numel())](

@@ -4,7 +4,7 @@ import copy
 import importlib
 import numbers as number_kinds
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import NoneType
@@ -94,13 +94,17 @@ class Watched(gymnasium.Wrapper):
         return obs, reward, terminated, truncated, info
 
     def _as_number(self, reward: Any) -> Any:
-        """What a 0-d array or tensor holds; a text or nothing is an EnvError."""
-        if isinstance(reward, str) or not hasattr(reward, "item"):
+        """What a 0-d array, a tensor or a Decimal holds; a text or nothing is an EnvError."""
+        try:
+            number = reward.item() if hasattr(reward, "item") else reward
+            if isinstance(number, str | bytes):
+                raise TypeError
+            return float(number)
+        except (TypeError, ValueError):
             raise EnvError(
                 f"environment {self.index} failed in step: wanted a number as reward, got "
                 f"{describe(reward)}"
-            )
-        return reward.item()
+            ) from None
 
     def _explain(self, call: str, error: BaseException) -> EnvError | MemoryError:
         if (memory := find_out_of_memory(error)) is not None:
@@ -115,7 +119,7 @@ class Watched(gymnasium.Wrapper):
         where = f"environment {self.index} failed in {call}"
         if not isinstance(result, tuple) or len(result) != length:
             raise EnvError(f"{where}: wanted {form}, got {describe(result)}")
-        if not isinstance(result[-1], dict):
+        if not isinstance(result[-1], Mapping):
             raise EnvError(f"{where}: wanted a dict as info, got {describe(result[-1])}")
         if self._shape is not None and np.shape(result[0]) != self._shape:
             obs = result[0]

@@ -172,13 +172,6 @@ class OffPolicyActorCritic(OffPolicy):
         layers = make_network(count, num_features + num_actions, num_outputs, config)
         return EncodedCritics(encoders[0], layers) if encoders else layers
 
-    def network_shapes(self) -> dict[str, tuple[int, int, int]]:
-        inputs = self.num_critic_obs + self.num_actions
-        return {
-            "actor": (self.num_inputs, 1, self.actor_outputs()),
-            "critic": (inputs, self.config.num_critics, max(self.config.atoms, 1)),
-        }
-
     def make_training(self) -> None:
         super().make_training()
         count = self.config.target_subset or self.config.num_critics
@@ -285,7 +278,10 @@ class OffPolicyActorCritic(OffPolicy):
         """[B, actor_outputs] of the actor, or of a `network` like it, at normalised rows of
         observations.
         """
-        return (network or self.actor)(self.actor_obs(obs)).squeeze(0)
+        network = network or self.actor
+        shape = 1, len(obs), self.actor_outputs()
+        output = self.check_output("actor", network, network(self.actor_obs(obs)), shape)
+        return output.squeeze(0)
 
     # ---- values ----
 
@@ -296,7 +292,9 @@ class OffPolicyActorCritic(OffPolicy):
 
     def q_outputs(self, obs: Tensor, action: Tensor) -> Tensor:
         """[E, B, 1 or atoms] of the critics."""
-        return self.critic(self.critic_inputs(self.critic, obs, action))
+        output = self.critic(self.critic_inputs(self.critic, obs, action))
+        shape = self.config.num_critics, len(obs), max(self.config.atoms, 1)
+        return self.check_output("critic", self.critic, output, shape)
 
     def critic_inputs(
         self, critic: Sequential, obs: Tensor, action: Tensor | None = None

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -190,7 +190,7 @@ class Algorithm(ABC, nn.Module):
                 f"{self.label}.make_networks: wanted modules as attributes, such as self.network; "
                 f"got a value that it returns"
             )
-        self._check_own_networks()
+        self._renew_targets()
         if self.reads_bytes and not any(isinstance(each, BYTE_READERS) for each in self.modules()):
             self._read_numbers()
         if device.type != "cpu":
@@ -213,39 +213,32 @@ class Algorithm(ABC, nn.Module):
     def make_networks(self) -> None:
         """Set the modules. UsageError for spaces that the algorithm cannot use."""
 
-    def network_shapes(self) -> dict[str, tuple[int, int, int]]:
-        """(D, E, O) of each network that a subclass may replace by a module of its own, by the
-        name of its attribute: rows [B, D] -> [E, B, O] of E networks.
+    def _renew_targets(self) -> None:
+        """Where a subclass has replaced a network, its target network is a copy of it, unless it is
+        of the subclass, too.
         """
-        return {}
-
-    def _check_own_networks(self) -> None:
-        """Where a subclass has replaced a network, let its target be a copy of it. UsageError if it
-        gives another shape.
-        """
-        for name, (inputs, count, outputs) in self.network_shapes().items():
-            network = getattr(self, name)
-            target_name = self.target_networks.get(name, "")
-            target = getattr(self, target_name, None)
-            if type(network).__module__.startswith("gpurl."):
-                if target is not None and _shapes(target) != _shapes(network):
-                    setattr(self, target_name, copy.deepcopy(network))
+        for name, target_name in self.target_networks.items():
+            network, target = getattr(self, name), getattr(self, target_name, None)
+            if target is None or not is_of_gpurl(target):
                 continue
-            if self.reads_bytes:
-                continue
-            with torch.no_grad():
-                returned = network(torch.zeros(2, inputs))
-            if getattr(returned, "shape", None) != (count, 2, outputs):
-                is_flat = count == 1 and getattr(returned, "shape", None) == (2, outputs)
-                raise UsageError(
-                    f"{self.label}.{name}: wanted a tensor of shape {(count, 2, outputs)} for 2 "
-                    f"rows of {inputs} numbers: networks, rows, outputs; "
-                    f"{type(network).__name__} returned {describe_value(returned)}"
-                    + "; return its .unsqueeze(0)"
-                    * is_flat
-                )
-            if target is not None:
+            if not is_of_gpurl(network) or describe(network) != describe(target):
                 setattr(self, target_name, copy.deepcopy(network))
+
+    def check_output(
+        self, name: str, network: nn.Module, output: Tensor, shape: Sequence[int]
+    ) -> Tensor:
+        """`output` of a network [E, B, O], of which somebody's own may leave out E = 1. UsageError,
+        with the `name` of its attribute, for another shape.
+        """
+        if is_of_gpurl(network) or torch.jit.is_tracing():
+            return output
+        got = getattr(output, "shape", None)
+        if got != tuple(shape) and (shape[0] != 1 or got != tuple(shape[1:])):
+            raise UsageError(
+                f"{self.label}.{name}: wanted a tensor of shape {tuple(shape)}: networks, rows, "
+                f"outputs; {type(network).__name__} returned {describe_value(output)}"
+            )
+        return output.view(*shape)
 
     @abstractmethod
     def make_optimizers(self) -> dict[str, FlatAdam]:
@@ -649,5 +642,6 @@ def restart_policy_state(policy_state: PolicyState, ended: Tensor) -> PolicyStat
     return tuple(memory.masked_fill(ended.unsqueeze(1), 0.0) for memory in policy_state)
 
 
-def _shapes(module: nn.Module) -> list[torch.Size]:
-    return [parameter.shape for parameter in module.parameters()]
+def is_of_gpurl(network: nn.Module) -> bool:
+    """Whether it is a network of gpurl, not somebody's own."""
+    return type(network).__module__.startswith("gpurl.")

@@ -57,10 +57,6 @@ class DiscreteSAC(SAC):
     def default_target_entropy(self) -> float:
         return ENTROPY_FRACTION * math.log(self.num_actions)
 
-    def network_shapes(self) -> dict[str, tuple[int, int, int]]:
-        of_critic = self.num_critic_obs, self.config.num_critics, self.num_actions
-        return super().network_shapes() | {"critic": of_critic}
-
     def action_shape(self) -> tuple[int, ...]:
         return ()
 

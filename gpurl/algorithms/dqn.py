@@ -2,6 +2,9 @@
 distributional, n-step, prioritised, ensembles.
 """
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -100,6 +103,12 @@ def ladder(num_envs: int) -> Tensor:
     return LADDER_BASE ** (1.0 + LADDER_POWER * torch.linspace(0.0, 1.0, num_envs))
 
 
+@functools.cache
+def takes_noise(forward: Callable[..., Tensor]) -> bool:
+    """Whether `forward` of a network's class takes more than rows."""
+    return len(inspect.signature(forward).parameters) > 2
+
+
 class DQN(OffPolicy):
     """Action values of a Discrete space. A subclass may have several agents, see `mix`."""
 
@@ -125,11 +134,6 @@ class DQN(OffPolicy):
             epsilon = ladder(self.num_envs)
         self.register_buffer("support", config.make_support(), persistent=False)
         self.register_buffer("epsilon", epsilon, persistent=False)
-
-    def network_shapes(self) -> dict[str, tuple[int, int, int]]:
-        count = max(self.config.network.heads, self.config.num_critics)
-        inputs = self.num_inputs // self.num_agents
-        return {"network": (inputs, count, self.num_actions * self.width)}
 
     def join(self, ranks: Alone) -> None:
         super().join(ranks)
@@ -194,8 +198,11 @@ class DQN(OffPolicy):
         """obs: [B, D] -> [E, B, G, A, Z] for G agents with A actions."""
         rows = obs.reshape(obs.shape[0] * self.num_agents, -1)
         shape = (-1, len(obs), self.num_agents, self.num_actions, self.width)
-        # a network of somebody's own takes rows only
-        return (network(rows) if noise is None else network(rows, noise)).view(shape)
+        # a network of somebody's own may take rows only
+        outputs = network(rows, noise) if takes_noise(type(network).forward) else network(rows)
+        count = max(self.config.network.heads, self.config.num_critics)
+        width = self.num_actions * self.width
+        return self.check_output("network", network, outputs, (count, len(rows), width)).view(shape)
 
     def expected(self, outputs: Tensor) -> Tensor:
         """[..., Z] -> [...] expected returns."""

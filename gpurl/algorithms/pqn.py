@@ -72,9 +72,6 @@ class PQN(OnPolicy):
         sizes = 1, self.num_inputs, self.num_actions, 1
         self.network = make_q_network(*sizes, self.config.network, self.observation_space)
 
-    def network_shapes(self) -> dict[str, tuple[int, int, int]]:
-        return {"network": (self.num_inputs, 1, self.num_actions)}
-
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
         adam = FlatAdam(
@@ -117,7 +114,12 @@ class PQN(OnPolicy):
 
     def _values(self, obs: Tensor) -> Tensor:
         """[B, A] the values of all actions at obs [B, *obs]."""
-        return self.network(self.inputs(obs)).squeeze(0)
+        return self._outputs(self.inputs(obs)).squeeze(0)
+
+    def _outputs(self, rows: Tensor) -> Tensor:
+        """[1, B, A] the same of normalised rows [B, D]."""
+        shape = 1, len(rows), self.num_actions
+        return self.check_output("network", self.network, self.network(rows), shape)
 
     # ---- learning ----
 
@@ -171,7 +173,7 @@ class PQN(OnPolicy):
         not valid.
         """
         returns = minibatch["returns"]
-        values = values_of_actions(self.network(minibatch["obs"]), minibatch["action"])
+        values = values_of_actions(self._outputs(minibatch["obs"]), minibatch["action"])
         # every valid row weighs the same
         weight = torch.ones_like(returns)
         if "weight" in minibatch:

@@ -67,8 +67,8 @@ def check_parity(
                     action, next_memory = play(obs, memory)
                 except Exception as error:
                     raise UsageError(
-                        f"{title} cannot act at {batch_size} observations: {first_line(error)}; "
-                        f"the number of rows must be free"
+                        f"{title} cannot act at {batch_size} observations, which is exported for "
+                        f"any number of them: {first_line(error)}"
                     ) from error
                 difference = _difference(expected, action, module, obs, memory)
                 allowed = TOLERANCE

@@ -136,7 +136,7 @@ class BetaMean(nn.Module):
 
 class OneOutput(nn.Module):
     """Of a network of one's own: the outputs of an actor-critic, which gives (outputs, value), or
-    one member of a stacked network, which gives [E, B, out].
+    one member of a stacked network, which gives [E, B, out]; of a single one [B, out].
     """
 
     def __init__(self, network: nn.Module, number: int = 0) -> None:
@@ -145,7 +145,9 @@ class OneOutput(nn.Module):
         self.number = number
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(x)[self.number]
+        returned = self.network(x)
+        is_single = isinstance(returned, Tensor) and returned.dim() == 2
+        return returned if is_single else returned[self.number]
 
 
 class EncodedMemory(nn.Module):

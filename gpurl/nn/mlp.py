@@ -113,7 +113,7 @@ class _OfNetworks(MembersAsRows):
             return super().vmap(info, dims, rows, *weights)
         # with the same weights they are only more rows
         more = rows.movedim(dims[0], 1)
-        result = cls.forward(more.flatten(1, 2), *weights)
+        result = cls.apply(more.flatten(1, 2), *weights)
         return result.unflatten(1, more.shape[1:3]), 1
 
 

@@ -126,8 +126,9 @@ class Callbacks:
                     type(each).__name__,
                     ", ".join(HOOKS),
                 )
-            for name in dir(type(each)):
-                if name not in HOOKS and (hint := did_you_mean(name, HOOKS, cutoff=0.85)):
+            others = [name for name in dir(type(each)) if name not in HOOKS and name[0] != "_"]
+            for name in others:
+                if hint := did_you_mean(name, HOOKS, cutoff=0.85):
                     logging.getLogger("gpurl").warning(
                         "callback %s.%s: nothing calls it; %s",
                         type(each).__name__,

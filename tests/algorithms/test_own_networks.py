@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from gpurl import resume, train
+from gpurl.algorithms import config_class
 from gpurl.algorithms.dqn import DQN
 from gpurl.algorithms.ppo import PPO
 from gpurl.algorithms.pqn import PQN
 from gpurl.algorithms.sac import SAC
 from gpurl.algorithms.td3 import TD3
+from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
+from gpurl.export.run import export_run
 from gpurl.nn.mlp import BodyConfig, make_network
 
 
@@ -34,6 +37,37 @@ class OwnDQN(DQN):
     def make_networks(self) -> None:
         super().make_networks()
         self.network = Own(self.num_inputs, 1, self.num_actions)  # type: ignore[assignment]
+
+
+class Plain(nn.Linear):
+    """[B, D] -> [B, A], without an axis of networks."""
+
+
+class PlainDQN(DQN):
+    def make_networks(self) -> None:
+        super().make_networks()
+        self.network = Plain(self.num_inputs, self.num_actions)  # type: ignore[assignment]
+
+
+class OtherActivation(DQN):
+    """A network of gpurl's, of the same shapes."""
+
+    def make_networks(self) -> None:
+        super().make_networks()
+        body = BodyConfig(hidden=self.config.network.hidden, activation="tanh")
+        self.network = make_network(1, self.num_inputs, self.num_actions, body)
+
+
+class OwnTarget(DQN):
+    """Both, and a batch norm, whose statistics no look at the network may change."""
+
+    def make_networks(self) -> None:
+        super().make_networks()
+        self.network, self.target = (  # type: ignore[assignment]
+            nn.Sequential(nn.BatchNorm1d(self.num_inputs), Plain(self.num_inputs, self.num_actions))
+            for _ in range(2)
+        )
+        self.own_target = self.target
 
 
 class OwnPQN(PQN):
@@ -78,7 +112,10 @@ REPLAY: dict[str, Any] = {"learning_starts": 16, "replay_size": 256, "batch_size
     ("kind", "env"),
     [
         (OwnDQN, "cart_pole"),
+        (PlainDQN, "cart_pole"),
         (Wider, "cart_pole"),
+        (OtherActivation, "cart_pole"),
+        (OwnTarget, "cart_pole"),
         (OwnActorAndCritics, "pendulum"),
         (OwnActor, "pendulum"),
     ],
@@ -94,7 +131,7 @@ def test_a_network_of_ones_own_learns_with_a_target(kind: Any, env: str, tmp_pat
     assert pairs
     for network, target in pairs:
         assert type(target) is type(network)
-        weights = zip(target.parameters(), network.parameters(), strict=True)
+        weights = list(zip(target.parameters(), network.parameters(), strict=True))
         assert [one.shape for one in target.parameters()] == [
             one.shape for one in network.parameters()
         ]
@@ -102,15 +139,12 @@ def test_a_network_of_ones_own_learns_with_a_target(kind: Any, env: str, tmp_pat
         assert not {*target.parameters()} & {*network.parameters()}
     steps = int(resume(tmp_path, total_steps=800).policy().step)
     assert steps >= 800
+    assert export_run(tmp_path, "onnx").difference is not None
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "without networks": (
-        lambda values: values.squeeze(0),
-        r"a tensor of shape \(2, 2\); return its .unsqueeze\(0\)",
-    ),
-    "wide": (lambda values: torch.cat((values, values), 2), r"a tensor of shape \(1, 2, 4\)$"),
-    "several": (lambda values: values.repeat(3, 1, 1), r"a tensor of shape \(3, 2, 2\)$"),
+    "wide": (lambda values: torch.cat((values, values), 2), r"a tensor of shape \(1, \d+, 4\)$"),
+    "several": (lambda values: values.repeat(3, 1, 1), r"a tensor of shape \(3, \d+, 2\)$"),
     "tuple": (lambda values: (values, values), "a tuple of 2$"),
     "nothing": (lambda values: None, "nothing$"),
 }
@@ -130,10 +164,23 @@ def test_another_shape_is_named(base: Any, wrong: str, tmp_path: Path) -> None:
             super().make_networks()
             self.network = Changed(self.num_inputs, 1, self.num_actions)
 
-    message = r"Algorithm.network: wanted a tensor of shape \(1, 2, 2\) for 2 rows of 4 numbers: "
-    message += f"networks, rows, outputs; Changed returned {returned}"
+    message = (
+        r"Algorithm.network: wanted a tensor of shape \(1, \d+, 2\): networks, rows, outputs; "
+    )
+    message += f"Changed returned {returned}"
     with pytest.raises(UsageError, match=message):
         train(Algorithm, "cart_pole", run_dir=str(tmp_path), **RUN)
+
+
+def test_a_target_of_the_same_function_is_a_copy_and_one_of_ones_own_is_kept() -> None:
+    task = make_env("cart_pole", 4, "cpu", 0)
+    spaces = task.single_observation_space, task.single_action_space
+    other = OtherActivation(config_class(DQN)(), *spaces, 4, torch.device("cpu"))
+    rows = torch.randn(5, 4)
+    assert torch.equal(other.network(rows), other.target(rows))
+    own = OwnTarget(config_class(DQN)(), *spaces, 4, torch.device("cpu"))
+    assert own.target is own.own_target
+    assert int(own.network.state_dict()["0.num_batches_tracked"]) == 0
 
 
 def test_networks_that_are_returned_are_no_attributes(tmp_path: Path) -> None:

@@ -308,8 +308,8 @@ def test_members_have_statistics_of_their_own(monkeypatch: pytest.MonkeyPatch) -
         (numbers(3, ENVS), flags(2, ENVS), numbers(2, ENVS), torch.ones(2, ENVS)),
         numbers(2, ENVS, 9),
     )
-    with pytest.raises(AssertionError, match="statistics of their own"):
+    with pytest.raises(AssertionError, match="memory of their own"):
         torch.func.vmap(lambda *given: newest_episodes.keep_newest(own, *given))(ended, *episode)
     of_columns = moments.RunningMoments(*running(0)[:5])
-    with pytest.raises(AssertionError, match="moments of their own"):
+    with pytest.raises(AssertionError, match="memory of their own"):
         torch.func.vmap(lambda x: moments.update_moments(of_columns, 1e-5, x))(x)
