@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpurl.buffers.minibatches import Minibatch
+from gpurl.engine.vmap_rules import VmapRules
 from gpurl.kernels import (
     finite,
     gae,
@@ -25,6 +26,7 @@ from gpurl.kernels.random import RandomStreams, stream_constants
 from tests.kernels.triton.conftest import DEVICE, Counted
 
 MEMBERS, STEPS, ENVS = 3, 5, 37
+FACTOR = 1.7  # of what is differentiated
 Results = tuple[Tensor, ...]
 Compute = Callable[..., Results]
 
@@ -42,21 +44,21 @@ def streams(member: int, count: int = 1) -> list[Tensor]:
 
 
 def differentiated(function: Compute, *leaves: Tensor) -> Results:
-    """(results, the gradients of the first one's sum by `leaves`); by torch.func inside vmap, where
-    nothing else can.
+    """(results, the gradients of the first one's sum, times FACTOR, by `leaves`); by torch.func
+    inside vmap, where nothing else can.
     """
     if torch._C._are_functorch_transforms_active():
 
         def summed(*given: Tensor) -> tuple[Tensor, Results]:
             results = function(*given)
-            return results[0].sum(), results
+            return FACTOR * results[0].sum(), results
 
         numbers = tuple(range(len(leaves)))
         gradients, results = torch.func.grad(summed, numbers, has_aux=True)(*leaves)
     else:
         own = [leaf.detach().clone().requires_grad_() for leaf in leaves]
         results = function(*own)
-        gradients = torch.autograd.grad(results[0].sum(), own)
+        gradients = torch.autograd.grad(FACTOR * results[0].sum(), own)
     return (*(each.detach() for each in results), *gradients)
 
 
@@ -301,6 +303,74 @@ def test_members_compute_in_the_launches_of_one(
         assert torch.equal(memory, was)
 
 
+READING = [case for case in CASES if case[0] in (sample, gae, pack_rows, ppo_loss, squash)]
+READING += [case for case in CASES if case[1] is normal_numbers]
+
+
+@pytest.mark.parametrize(("_", "compute", "inputs"), READING, ids=[c[1].__name__ for c in READING])
+def test_members_may_lie_next_to_each_other(
+    _: Any,
+    compute: Compute,
+    inputs: Callable[[int], list[Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Number by number, which kernels do not read as it is."""
+    monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
+    torch.manual_seed(0)
+    members = [inputs(k) for k in range(MEMBERS)]
+    together = [torch.stack(tensors, -1) for tensors in zip(*members, strict=True)]
+    got = torch.func.vmap(compute, in_dims=-1)(*together)
+    for k, tensors in enumerate(members):
+        own = [each[k] for each in got]
+        torch.testing.assert_close(own, [*compute(*tensors)], rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_members_may_differ_in_discounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
+    torch.manual_seed(0)
+    members = [rollout(k)[:-1] for k in range(MEMBERS)]
+    together = [torch.stack(tensors) for tensors in zip(*members, strict=True)]
+    discounts = [0.9, 0.5, 0.7]
+
+    def of_gamma(gamma: Tensor, *given: Tensor) -> Results:
+        with VmapRules():
+            return gae.gae(*given, gamma, 0.8)  # type: ignore[arg-type]
+
+    def of_lambda(gae_lambda: Tensor, *given: Tensor) -> Results:
+        with VmapRules():
+            return gae.gae(*given, 0.9, gae_lambda)  # type: ignore[arg-type]
+
+    by_gamma = torch.func.vmap(of_gamma)(torch.tensor(discounts), *together)
+    by_lambda = torch.func.vmap(of_lambda)(torch.tensor(discounts), *together)
+    for k, (tensors, number) in enumerate(zip(members, discounts)):
+        for got, expected in (
+            (by_gamma, gae.gae(*tensors, number, 0.8)),
+            (by_lambda, gae.gae(*tensors, 0.9, number)),
+        ):
+            torch.testing.assert_close([each[k] for each in got], [*expected])
+
+
+@pytest.mark.host
+def test_gradients_outside_of_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By autograd, and by torch.func.grad around the vmap."""
+    monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
+    torch.manual_seed(0)
+    output, noise = numbers(MEMBERS, 7, 4), numbers(MEMBERS, 7, 2)
+
+    def summed(output: Tensor) -> Tensor:
+        return torch.func.vmap(lambda o, n: squash.squashed_sample(o, n)[0])(output, noise).sum()
+
+    leaf = output.clone().requires_grad_()
+    (summed(leaf) + 0.5 * leaf.sum()).backward()
+    expected = []
+    for own, of_member in zip(output, noise):
+        one = own.clone().requires_grad_()
+        squash.squashed_sample(one, of_member)[0].sum().backward()
+        expected.append(one.grad)
+    torch.testing.assert_close(leaf.grad, torch.stack(expected) + 0.5)
+    torch.testing.assert_close(torch.func.grad(summed)(output), torch.stack(expected))
+
+
 def test_members_have_statistics_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all members share cannot be written by each."""
     monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
@@ -310,6 +380,9 @@ def test_members_have_statistics_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     )
     with pytest.raises(AssertionError, match="memory of their own"):
         torch.func.vmap(lambda *given: newest_episodes.keep_newest(own, *given))(ended, *episode)
+    rows, given = with_nan(0), [~flags(STEPS, ENVS), *(torch.stack((x, x)) for x in with_nan(0))]
+    with pytest.raises(AssertionError, match="memory of their own"):
+        torch.func.vmap(found_in_valid, in_dims=(None, *[0] * len(rows)))(*given)
     of_columns = moments.RunningMoments(*running(0)[:5])
     with pytest.raises(AssertionError, match="memory of their own"):
         torch.func.vmap(lambda x: moments.update_moments(of_columns, 1e-5, x))(x)
