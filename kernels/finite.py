@@ -6,6 +6,7 @@ column that shows the successor is not finite in row t + 1. A row that was not v
 bad one, whatever it holds. A bit stands for each column, in their order.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -371,11 +372,12 @@ class FindOfMembers(ForMembers):
     @staticmethod
     def forward(sizes: tuple[int, ...], valid: Tensor | None, *given: Tensor) -> Any:
         num_evidence, *of_columns = sizes
-        terminated, truncated, *tensors = given
-        findings, kept = Findings(*tensors[:4]), tensors[4 : 4 + num_evidence]
-        evidence_columns = tensors[4 + num_evidence : 4 + 2 * num_evidence]
-        columns = Columns(tensors[4 + 2 * num_evidence :], *of_columns)
-        evidence = [Evidence(*each) for each in zip(evidence_columns, kept)]
+        left = iter(given)
+        terminated, truncated = next(left), next(left)
+        findings = Findings(*itertools.islice(left, 4))
+        kept = [*itertools.islice(left, num_evidence)]
+        evidence = [Evidence(column, each) for each, column in zip(kept, left)]
+        columns = Columns([*left], *of_columns)
         if terminated.dim() > 2:
             check_written(*findings, *kept, *([] if valid is None else [valid]))
         found, bad_envs = find_non_finite_triton(

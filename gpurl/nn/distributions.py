@@ -34,6 +34,11 @@ EDGE = 1e-6  # a Beta's actions keep away from the ends of [0, 1], where densiti
 GAMMA_TRIES = 8
 
 
+def _in_triton(output: Tensor) -> bool:
+    """Whether kernels compute with it, alone or for all members of a stack."""
+    return use_triton(output) or use_triton_for_members(output)
+
+
 class Head(nn.Module):
     """A family of distributions over one action space. `output` is [..., num_outputs] from the
     actor network.
@@ -72,8 +77,7 @@ class Head(nn.Module):
         return action, log_prob, self.to_env(action)
 
     def _is_sampled_by_kernel(self, output: Tensor) -> bool:
-        in_triton = use_triton(output) or use_triton_for_members(output)
-        return self.has_kernels and self.num_outputs <= MAX_COLUMNS and in_triton
+        return self.has_kernels and self.num_outputs <= MAX_COLUMNS and _in_triton(output)
 
     def ppo_loss(
         self,
@@ -86,8 +90,7 @@ class Head(nn.Module):
         clip_range_value: float | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """`gpurl.losses.ppo_loss` of this policy; one kernel on a GPU, if no row is mirrored."""
-        in_triton = use_triton(output) or use_triton_for_members(output)
-        if self.has_kernels and batch.originals is None and in_triton:
+        if self.has_kernels and batch.originals is None and _in_triton(output):
             log_std, limits = self._log_std_and_limits()
             options = PpoOptions(value_coef, clip_range_value, *limits)
             loss, parts = fused_ppo_loss(
