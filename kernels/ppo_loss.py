@@ -346,7 +346,9 @@ def _launch(
 
 
 class _PpoLoss(torch.autograd.Function):
-    """The forward pass computes the gradients too; the backward pass scales them."""
+    """`_launch`, of whose arguments the first three have gradients. The forward pass computes these
+    too; the backward pass scales them.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]

@@ -697,6 +697,12 @@ class OnlyLoss(PPO):
         return super().loss(batch)[0]
 
 
+class ListOfMetrics(PPO):
+    def loss(self, batch: Minibatch) -> Any:
+        loss, metrics = super().loss(batch)
+        return loss, [*metrics.values()]
+
+
 class OwnStd(PPO):
     def loss(self, batch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss, metrics = super().loss(batch)
@@ -716,6 +722,7 @@ class NumberMetric(PPO):
         (NumberMetric, r"wanted a 0-d tensor as metric 'number', got float"),
         (OwnStd, r"PPO logs std itself, rename your metric"),
         (OnlyLoss, r"wanted \(loss, a dict of metrics\), got a Tensor"),
+        (ListOfMetrics, r"wanted \(loss, a dict of metrics\), got \(Tensor, list\)"),
         (NotZeroD, r"wanted .*, got one of shape \(2,\): take its mean"),
         (NoGradient, r"wanted .*, got one that does not require grad"),
         (Elsewhere, r"wanted a loss that depends on a weight of Elsewhere"),

@@ -368,6 +368,12 @@ def test_the_other_run_is_needed_at_the_start_only(tmp_path: Path) -> None:
             {"normalize_obs": False},
             r"that run has normalize_obs True, this one False: set normalize_obs to True",
         ),
+        (
+            "ppo",
+            "pendulum",
+            {"normalize_obs": False, "network": FORM | {"activation": "elu"}},
+            r"set normalize_obs to True; there dense 3-8 tanh.*; here dense 3-8 elu",
+        ),
         ("dqn", "cart_pole", {}, r"network not taken: that run has none, only actor"),
     ],
     ids=str,

@@ -72,6 +72,8 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     folder = small_run(tmp_path / "run", 1, eval_episodes=0).folder
     with pytest.raises(UsageError, match="has algorithm ppo, this run a2c; a resumed run keeps it"):
         small_run(folder, 2, algorithm="a2c", requeue=True)
+    with pytest.raises(UsageError, match="is of pendulum, this run of cart_pole: the"):
+        small_run(folder, 2, env="cart_pole", requeue=True)
     with pytest.raises(UsageError, match="checkpoints already holds files"):
         small_run(folder / "checkpoints", 2, requeue=True)
     for file in folder.glob("checkpoints/step_*/state.json"):

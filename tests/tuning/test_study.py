@@ -194,6 +194,9 @@ def test_the_tuning_of_something_else(ending: str, tmp_path: Path) -> None:
     longer = refusal(small_settings(tmp_path, iterations=3))
     assert "has total_steps 256, now it is 384: trials could not be compared" in longer
     assert "searches learning_rate" in refusal(settings, {"gamma": WIDE["gamma"]})
+    # of both, what the space follows from
+    both = refusal(small_settings(tmp_path, iterations=3), {"gamma": WIDE["gamma"]})
+    assert "has total_steps 256" in both
     narrow = WIDE | {"gamma": Dimension("gamma", 0.5, 0.6)}
     assert "searches gamma {'low': 0.9, 'high': 0.99}, now it is {'low': 0.5" in refusal(
         settings, narrow
