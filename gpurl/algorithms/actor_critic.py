@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.algorithms.base import Metrics, PolicyState
+from gpurl.algorithms.base import Metrics, PolicyState, is_of_gpurl
 from gpurl.algorithms.off_policy import Batch, CriticConfig, OffPolicy
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_numbers
@@ -179,6 +179,11 @@ class OffPolicyActorCritic(OffPolicy):
         # checkpoint contains it
         self._drawn_critics: tuple[Sequential, ...] = ()
         if count != self.config.num_critics:
+            if not is_of_gpurl(self.critic):
+                raise UsageError(
+                    f"{self.label}.critic: target_subset copies drawn ones of gpurl's critics, got "
+                    f"{type(self.critic).__name__}; set target_subset to num_critics"
+                )
             with torch.device(self.device):
                 drawn = self.make_critics(count)
                 if isinstance(drawn, EncodedCritics):  # it reads what the targets' encoder gives

@@ -101,6 +101,8 @@ def project_(network: nn.Module, changes: Tensor | None = None) -> None:
     """
     layers = [layer for layer in network.modules() if isinstance(layer, OnSphere)]
     parameters = [parameter for layer in layers for parameter in layer.fixed()]
+    if not parameters:  # a network of somebody's own
+        return
     squares = iter(torch._foreach_mul(parameters, parameters))
     # squared lengths of the rows of each layer, divided by those they should have
     excess = list[Tensor]()

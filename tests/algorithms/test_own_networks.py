@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from gpurl import resume, train
 from gpurl.algorithms import config_class
 from gpurl.algorithms.dqn import DQN
+from gpurl.algorithms.flash_sac import FlashSAC
 from gpurl.algorithms.ppo import PPO
 from gpurl.algorithms.pqn import PQN
+from gpurl.algorithms.redq import REDQ
 from gpurl.algorithms.sac import SAC
 from gpurl.algorithms.td3 import TD3
 from gpurl.envs.registry import make_env
@@ -181,6 +183,40 @@ def test_a_target_of_the_same_function_is_a_copy_and_one_of_ones_own_is_kept() -
     own = OwnTarget(config_class(DQN)(), *spaces, 4, torch.device("cpu"))
     assert own.target is own.own_target
     assert int(own.network.state_dict()["0.num_batches_tracked"]) == 0
+
+
+class OwnCritics(REDQ):
+    def make_networks(self) -> None:
+        super().make_networks()
+        count = self.config.num_critics
+        self.critic = Own(self.num_inputs + self.num_actions, count, 1)  # type: ignore[assignment]
+
+
+class OwnFlash(FlashSAC):
+    def make_networks(self) -> None:
+        super().make_networks()
+        self.actor = Own(self.num_inputs, 1, self.actor_outputs())  # type: ignore[assignment]
+
+
+def test_critics_of_ones_own_are_not_drawn(tmp_path: Path) -> None:
+    settings = {"total_steps": 100, **RUN, **REPLAY}
+    with pytest.raises(
+        UsageError, match=r"OwnCritics\.critic: target_subset .* set target_subset to"
+    ):
+        train(OwnCritics, "pendulum", run_dir=str(tmp_path / "a"), **settings)
+    train(
+        OwnCritics,
+        "pendulum",
+        run_dir=str(tmp_path / "b"),
+        num_critics=5,
+        target_subset=5,
+        **settings,
+    )
+
+
+def test_weights_of_ones_own_have_any_length(tmp_path: Path) -> None:
+    run = train(OwnFlash, "pendulum", run_dir=str(tmp_path), total_steps=100, **RUN, **REPLAY)
+    assert run.policy().step >= 100
 
 
 def test_networks_that_are_returned_are_no_attributes(tmp_path: Path) -> None:

@@ -197,6 +197,21 @@ def test_a_file_without_the_normaliser_is_not_kept(
     assert nothing_left(tmp_path)
 
 
+def test_a_file_of_a_fixed_number_of_rows_is_not_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace holds the number of its two rows."""
+    forward = Normalize.forward
+
+    def fixed(self: Normalize, x: torch.Tensor) -> torch.Tensor:
+        return forward(self, x).reshape(len(x), -1) if torch.jit.is_tracing() else forward(self, x)
+
+    monkeypatch.setattr(Normalize, "forward", fixed)
+    with pytest.raises(UsageError, match="cannot act at 1 observations, which is exported for any"):
+        export_run(run, "torchscript", tmp_path / "a.pt")
+    assert nothing_left(tmp_path)
+
+
 def test_an_act_of_ones_own_is_not_exported_as_another(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(f"{OWN}:OwnActPPO", "pendulum", **{**SMALL, "total_steps": 1, "run_dir": str(folder)})

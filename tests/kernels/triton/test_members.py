@@ -371,6 +371,45 @@ def test_gradients_outside_of_the_members(monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(torch.func.grad(summed)(output), torch.stack(expected))
 
 
+@pytest.mark.host
+def test_gradients_of_the_loss_outside_of_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member's loss has a factor of its own there."""
+    monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
+    torch.manual_seed(0)
+    options, factors = ppo_loss.PpoOptions(0.5, 0.2), torch.tensor([1.0, 2.0, 0.5])
+    members = [minibatch(k) for k in range(MEMBERS)]
+
+    def of_one(*given: Tensor) -> Tensor:
+        output, log_std, value, clip_range, entropy_coef, packed, weight = given
+        batch = rows(packed, packed[:, :2], weight)
+        return ppo_loss.fused_ppo_loss(
+            output, log_std, value, batch, clip_range, entropy_coef, options
+        )[0]
+
+    together = [torch.stack(tensors) for tensors in zip(*members, strict=True)]
+    leaves = [each.requires_grad_() for each in together[:3]]
+    losses = torch.func.vmap(of_one)(*together)
+    got = torch.autograd.grad((factors * losses).sum(), leaves)
+    for k, tensors in enumerate(members):
+        own = [each.clone().requires_grad_() for each in tensors[:3]]
+        expected = torch.autograd.grad(factors[k] * of_one(*own, *tensors[3:]), own)
+        torch.testing.assert_close([each[k] for each in got], [*expected])
+
+
+@pytest.mark.host
+def test_two_axes_of_members_take_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
+    torch.manual_seed(0)
+    x, mean, inv_std = numbers(2, MEMBERS, 5, 3), numbers(2, MEMBERS, 3), numbers(2, MEMBERS, 3)
+
+    def normal(*given: Tensor) -> Tensor:
+        return moments.normalize(*given, 1.5)
+
+    got = torch.func.vmap(torch.func.vmap(normal))(x, mean, inv_std)
+    expected = [normal(*each) for each in zip(*(y.flatten(0, 1) for y in (x, mean, inv_std)))]
+    torch.testing.assert_close(got.flatten(0, 1), torch.stack(expected))
+
+
 def test_members_have_statistics_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all members share cannot be written by each."""
     monkeypatch.setattr("gpurl.kernels.backend.choice", "triton")
