@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from filelock import FileLock
+
 from benchmarks.results_table import ROOT
 
 TORCH = "torch==2.13.0"
@@ -27,8 +29,13 @@ PEERS = (
 
 def make_environment(folder: Path) -> Path:
     """The Python of the environment in `folder`, which is made if it is missing or has other
-    versions.
+    versions. Of two commands that start at the same time one makes it and the other waits.
     """
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        return _make(folder)
+
+
+def _make(folder: Path) -> Path:
     python = folder / "bin" / "python"
     marker = folder / ".installed"
     requirements = "\n".join((TORCH, *PEERS))

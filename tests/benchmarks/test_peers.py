@@ -6,6 +6,8 @@ import ast
 import contextlib
 import dataclasses
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +332,24 @@ def test_the_environment_is_made_once_for_the_same_versions(
     monkeypatch.setattr(installation, "PEERS", ("rl-games==2.0",))
     installation.make_environment(folder)
     assert len(commands) == 8
+
+
+def test_of_two_commands_one_makes_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[list[str]] = []
+    folder = tmp_path / "peers"
+    folder.mkdir()
+
+    def run(command: list[str], check: bool) -> None:
+        commands.append(command)
+        time.sleep(0.05)  # the other looks for the marker meanwhile
+
+    monkeypatch.setattr(installation.subprocess, "run", run)
+    with ThreadPoolExecutor() as pool:
+        pythons = list(pool.map(installation.make_environment, [folder, folder]))
+    assert pythons == [folder / "bin" / "python"] * 2
+    assert len(commands) == 4
 
 
 @pytest.mark.parametrize(
