@@ -94,6 +94,8 @@ def _checked_values(flag: str, words: list[str], kind: object, command: str) -> 
     if typing.get_origin(kind) is tuple:
         for word in words:
             _check_value(flag, word, typing.get_args(kind)[0])
+    if typing.get_origin(kind) is dict and (len(words) % 2 or not words):
+        raise UsageError(f"{flag} takes pairs, as in {flag} NAME VALUE, got {' '.join(words)!r}")
     # also tuple[int, ...] | None, of a user's own environment
     if {typing.get_origin(each) for each in (kind, *typing.get_args(kind))} & MANY:
         return words

@@ -407,7 +407,7 @@ def play(
         env: another environment than that of the training, with the same spaces
         env_options: its options as NAME=VALUE, the others are those of the training
         member: its number in a population, by default the best one; all: all as an ensemble
-        out: FILE to write, by default episode.png in the run folder
+        out: FILE to write, .png, .svg or .pdf, by default episode.png in the run folder
         video: write this file, .mp4 or .gif, instead of the picture
         height: of the video, pixels of each environment, by default 400, and 240 of several
         speed: of the video or the viewer, by default 1: the time of the task, or 30 steps a second
@@ -521,8 +521,8 @@ def plot(
         folders: RUN, a run folder, or several of one task; with --bench the folder of results, by
             default runs/bench
         bench: draw the results of gpurl bench
-        out: FILE to write, by default learning_curve.png in the run folder, and of several runs
-            comparison.png; with --bench a folder
+        out: FILE to write, .png, .svg or .pdf, by default learning_curve.png in the run folder, and
+            of several runs comparison.png; with --bench a folder
         by: setting by which several runs are grouped, such as learning_rate or network.hidden
     """
     if bench:
@@ -536,11 +536,14 @@ def plot(
         for picture in plot_bench(folders[0] if folders else OWN_RESULTS, out):
             print(picture)
         return 0
+    from gpurl.run.plot import PICTURES, check_picture_path, place_hint, plot_curve
+
+    if out is not None:
+        check_picture_path(out)
     # a shell's runs/chasing/ppo/* names the pictures that --seeds puts beside runs, too
-    folders = tuple(each for each in folders if each.suffix != ".png" or each.is_dir())
+    folders = tuple(each for each in folders if each.suffix not in PICTURES or each.is_dir())
     if len(folders) > 1 or (folders and by != "algorithm"):
         from gpurl.run.comparison import compare_runs, comparison_table, plot_comparison
-        from gpurl.run.plot import place_hint
 
         groups = compare_runs(folders, by)
         print(comparison_table(groups))
@@ -549,8 +552,6 @@ def plot(
         return 0
     if not folders:
         raise UsageError("gpurl plot draws one run, gpurl plot RUN, or several, gpurl plot RUN RUN")
-    from gpurl.run.plot import place_hint, plot_curve
-
     with place_hint():
         print(plot_curve(folders[0], out))
     return 0

@@ -13,7 +13,7 @@ from gpurl.cli.episode_plot import Episode, plot_episode, signals_of
 from gpurl.errors import UsageError
 from gpurl.policy import load
 from gpurl.run.display import counted
-from gpurl.run.plot import place_hint
+from gpurl.run.plot import check_picture_path, place_hint
 from gpurl.run.run_folder import EPISODE, run_of
 from gpurl.run.setup import choose_device
 from gpurl.run.terminal import ProgressLine
@@ -39,6 +39,8 @@ def play_run(
     """
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
+    if out:
+        check_picture_path(out)
     # the policy, and one environment as in its training
     chosen = choose_device(device)
     policy = load(path, str(chosen), best=best, member=member)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Points = tuple[list[float], list[float]]  # env steps, values (NaN where the log has null)
 Series = dict[str, Points]  # by tag
 
+PICTURES = (".png", ".svg", ".pdf")  # kinds of files
+
 STYLE: "dict[RcKeyType, object]" = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -132,10 +134,19 @@ def new_figure(height: float, title: str) -> "Figure":
     return figure
 
 
+def check_picture_path(path: Path) -> None:
+    """UsageError unless `path` names a kind of picture."""
+    if path.suffix.lower() not in PICTURES:
+        raise UsageError(f"a picture is a file {', '.join(PICTURES)}, got {str(path)!r}")
+
+
 def save_figure(figure: "Figure", path: Path) -> Path:
-    """Write the picture `path`, complete or not at all; GpurlError if it cannot be written."""
+    """Write the picture `path`, complete or not at all; GpurlError if it cannot be written,
+    UsageError if it is none of PICTURES.
+    """
+    check_picture_path(path)
     try:
-        replace_file(path, as_png(figure))
+        replace_file(path, file_content(figure, path.suffix.lower()))
     except OSError as error:
         raise GpurlError(f"cannot write {path}: {error.strerror or error}") from error
     return path
@@ -152,10 +163,10 @@ def place_hint() -> Iterator[None]:
         raise type(error)(f"{error}; choose another place with --out") from error
 
 
-def as_png(figure: "Figure") -> bytes:
-    """The content of a PNG file."""
+def file_content(figure: "Figure", suffix: str = ".png") -> bytes:
+    """The content of a file with this suffix, one of PICTURES."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format=suffix.removeprefix("."))
     return buffer.getvalue()
 
 

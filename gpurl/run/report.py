@@ -23,8 +23,8 @@ from gpurl.run.listing import RunEntry, find_runs, is_run
 from gpurl.run.plot import (
     STYLE,
     Series,
-    as_png,
     curve_figure,
+    file_content,
     finish_axes,
     new_figure,
     read_metrics,
@@ -169,7 +169,7 @@ def _picture(figure: "Figure", description: str) -> str:
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
-        source = _data("image/png", as_png(figure))
+        source = _data("image/png", file_content(figure))
     return f'<img alt="{escape(description)}" src="{source}">'
 
 

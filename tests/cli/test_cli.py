@@ -608,6 +608,7 @@ def test_play_plays_what_eval_evaluates(
         (["--env", "cart_pole", "--video", "FILE.mp4"], "trained on observations Box"),
         (["--env-options", "colour=3"], "colour"),
         (["--member", "2"], "there is no member 2"),
+        (["--out", "x.txt"], "a picture is a file .png, .svg, .pdf, got 'x.txt'"),
         (["--out", "x.png", "--video", "FILE.mp4"], "--out names the picture of an episode"),
         (["--out", "x.png", "--viewer"], "--out names the picture of an episode"),
     ],
@@ -628,15 +629,17 @@ def test_plot_draws_the_curve_again(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run_folder / "learning_curve.png").unlink()
-    other = tmp_path / "other.png"
-    for words, picture in (
-        (["--out", str(other)], other),
-        ([], run_folder / "learning_curve.png"),
+    kinds = {"a.png": b"\x89PNG", "b.SVG": b"<?xml", "c.pdf": b"%PDF"}
+    for words, picture, start in (
+        *((["--out", str(tmp_path / name)], tmp_path / name, kinds[name]) for name in kinds),
+        ([], run_folder / "learning_curve.png", b"\x89PNG"),
     ):
         assert not picture.exists()
         assert main(["plot", str(run_folder), *words]) == 0
         assert capsys.readouterr().out == f"{picture}\n"
-        assert picture.is_file()
+        assert picture.read_bytes().startswith(start)
+    assert main(["plot", str(run_folder), "--out", str(tmp_path / "a")]) == UsageError.exit_code
+    assert "a picture is a file .png, .svg, .pdf, got" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["play", "--episodes", "1"], ["plot"]])
@@ -702,6 +705,8 @@ def test_a_picture_that_cannot_be_written_belongs_elsewhere(
         (["train", "ppo", "chasing", "num_envs=0"], "num_envs must be at least 1, got 0"),
         (["train", "ppo", "chasing", "network.activation=sine"], "one of tanh, elu, relu"),
         (["train", "ppo", "chasing", "--config"], "--config needs a value"),
+        (["train", "ppo", "chasing", "--network.options", "--quiet"], "takes pairs, as in"),
+        (["train", "ppo", "chasing", "--network.options", "a=1"], "NAME VALUE, got 'a=1'"),
         (["train", "ppo", "chasing", "--callback"], "gpurl: --callback needs a value"),
         (["train", "ppo", "chasing", "--callback", "--quiet"], "gpurl: --callback needs a value"),
         (
