@@ -17,7 +17,14 @@ from gpurl.checks import choices_of
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.config_file import read_config
 from gpurl.run.members import member_settings
-from gpurl.run.settings import Settings, check_type, make_settings, merge, unknown_setting
+from gpurl.run.settings import (
+    Settings,
+    TrainConfig,
+    check_type,
+    make_settings,
+    merge,
+    unknown_setting,
+)
 
 Range = dict[str, Json]
 
@@ -222,6 +229,8 @@ def _type_of(name: str, config: type) -> tuple[object, tuple[str, ...]]:
     """(type, known choices) of the setting `name`, with points for groups."""
     if name in OF_TRAINING:
         return int, ()
+    if name in {item.name for item in dataclasses.fields(TrainConfig)}:
+        raise UsageError(f"{name} cannot be searched: give it as --{name.replace('_', '-')}")
     *groups, last = name.split(".")
     kind: Any = config
     for group in groups:

@@ -41,7 +41,7 @@ class TrialRow:
     """What is known of a trial."""
 
     number: int
-    state: str  # finished, pruned, failed, running
+    state: str  # finished, pruned, failed, unfinished: being trained, or its tuning was stopped
     value: float | None  # return of the last evaluation
     best: float | None  # of all evaluations
     seconds: float | None
@@ -119,7 +119,7 @@ class Tuning:
         trial.set_user_attr("attempts", _whole(trial.user_attrs.get("attempts")) + 1)
 
     def num_trials(self) -> int:
-        """All trials, also running ones."""
+        """All trials, also unfinished ones."""
         return len(self.study.get_trials(deepcopy=False))
 
     def finish(self, trial: Any, value: float) -> None:
@@ -175,7 +175,7 @@ def _row(trial: Any) -> TrialRow:
     member = attrs.get("member")
     return TrialRow(
         trial.number,
-        states.get(trial.state.name, "running"),
+        states.get(trial.state.name, "unfinished"),
         None if trial.value is None else float(trial.value),
         max(values, default=None),
         (ended - began).total_seconds() if began and ended else None,

@@ -52,7 +52,7 @@ def test_trials_are_kept_with_what_became_of_them(ending: str, tmp_path: Path) -
     tuning.fail(trials[2], "it fell\x1b[2J")
     for each in (tuning, opened(path), load_tuning(path)):
         rows = {row.number: row for row in each.rows()}
-        assert [rows[k].state for k in range(4)] == ["finished", "pruned", "failed", "running"]
+        assert [rows[k].state for k in range(4)] == ["finished", "pruned", "failed", "unfinished"]
         assert [rows[k].value for k in range(4)] == [7.0, 2.0, None, None]
         assert [rows[k].best for k in range(4)] == [9.0, 2.0, None, None]
         assert rows[0].run == "trial_0000"
