@@ -384,6 +384,19 @@ def _with_network(flags: list[str], kinds: Mapping[str, object]) -> list[str]:
     return named
 
 
+def _refuse_hidden_layers(flags: list[str]) -> None:
+    """UsageError for settings of the hidden layers beside the module that replaces them."""
+    given = {flag_name(word.partition("=")[0]) for word in flags}
+    if "network.trunk" in given and (
+        without_effect := given & {"network.hidden", "network.activation"}
+    ):
+        names = " and ".join(f"--{name}" for name in sorted(without_effect))
+        raise UsageError(
+            f"{names} would change nothing: the module of --network replaces the hidden layers; "
+            f"give it its own with --network.options NAME VALUE"
+        )
+
+
 def _parse_flags(base: Settings, flags: list[str], command: str, of_command: object) -> Settings:
     """`base`, whose combinations are not checked yet, with the changes that the flags make; tyro
     makes the configs anew, which checks them. of_command: the command's own options.
@@ -398,6 +411,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str, of_command: obj
     _refuse_memory(flags, base.algorithm, kinds)
     _refuse_unknown_options(flags, base.env, {item.name for item in dataclasses.fields(options)})
     flags = _with_network(flags, kinds)
+    _refuse_hidden_layers(flags)
 
     # one dataclass of all settings, with `base` as its defaults
     all_settings = dataclasses.make_dataclass(

@@ -333,6 +333,13 @@ def test_the_command_line_and_yaml(tmp_path: Path) -> None:
     assert exit_code(["train", "ppo", "pendulum", *again]) == 0
 
 
+def test_sizes_of_hidden_layers_that_a_module_replaces(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--network", RESIDUAL, "network.hidden=8", "--network.activation", "elu"]
+    assert exit_code(["train", "ppo", "pendulum", *words]) == UsageError.exit_code
+    error = capsys.readouterr().err
+    assert "--network.activation and --network.hidden would change nothing" in error
+
+
 @pytest.mark.parametrize(
     ("network", "words"),
     [
