@@ -50,7 +50,6 @@ class Timestep(NamedTuple):
 
     It may contain
     - "valid" [N] bool: False where the step is no real transition; such steps are not trained on
-    - "action_mask" [N, ...]
     - "log": a dict of scalars, tensors or numpy arrays, whose means are logged as env/<name>; with
       "_<name>" [N] bool beside it, the mean is over those environments and steps only; names of
       FAILURE_COUNTS are left out while they are 0

@@ -50,6 +50,7 @@ class ActorCriticConfig(CriticConfig):
         "actor_network",
         "critic_network",
         "asymmetric",
+        "critic_warmup",
     )
 
     actor_learning_rate: float | None = None
@@ -218,7 +219,9 @@ class OffPolicyActorCritic(OffPolicy):
         atoms = f", atoms from {config.v_min} to {config.v_max}" if config.atoms else ""
         reads = " and privileged observations" if self.num_state else ""
         values = f"{config.num_critics} critics of actions{reads}{atoms}"
-        parts["critic"] = Part((values, *critic.form), critic.tensors)
+        parts["critic"] = Part((values, self.reward_form(), *critic.form), critic.tensors)
+        if "temperature" in parts:  # what entropy is worth in rewards
+            parts["temperature"] = Part((self.reward_form(),), parts["temperature"].tensors)
         # of the actor the last layer is apart
         layers = list(self.actor.layers) if isinstance(self.actor, Sequential) else [self.actor]
         if type(last := layers[-1]) is Dense:
@@ -228,7 +231,7 @@ class OffPolicyActorCritic(OffPolicy):
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)
-        if self.config.init_from is not None:
+        if self.actor_is_transferred:
             # it acts from the start: the critics must learn what its actions are worth
             self.is_random = False
 

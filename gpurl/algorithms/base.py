@@ -204,6 +204,8 @@ class Algorithm(ABC, nn.Module):
         self.make_training()
         # iterations to learn in which the actor stays as it is, see `warms_critic`
         self.warm_up_left: int = getattr(config, "critic_warmup", 0)
+        # by `init_from`, as far as its actor fitted
+        self.actor_is_transferred = False
         # everything is in eval mode, except in `train_mode`
         self.eval()
         networks = [optimizer.module for optimizer in self.optimizers.values()]
@@ -389,6 +391,11 @@ class Algorithm(ABC, nn.Module):
         """The reward of the environment that counts as 1 in `value`."""
         return 1.0
 
+    def reward_form(self) -> str:
+        """Of which rewards values are, in words; critics of others are not taken, see `parts`."""
+        scale = getattr(self.config, "reward_scale", 1.0)
+        return "rewards as they are" if scale == 1.0 else f"rewards times {scale}"
+
     @abstractmethod
     def make_buffer(self) -> RolloutBuffer:
         """The storage for `record_step`."""
@@ -451,14 +458,15 @@ class Algorithm(ABC, nn.Module):
 
     def update_normalizer(self, obs: Tensor, valid: Tensor | None) -> None:
         """Add the numbers of observations [T, N, *obs], where valid [T, N], to the statistics; not
-        those that a frozen actor reads.
+        those that a frozen actor of another run reads. A new one has still to learn what its
+        critic will read.
         """
         if self.normalizer is None:
             return
         rows = obs.reshape(*obs.shape[:2], -1)
         floats = self.groups.floats(rows) if self.reads_bytes else rows.float()
         num_fixed = 0
-        if self.warms_critic:
+        if self.warms_critic and self.actor_is_transferred:
             num_fixed = self.groups.num_floats if self.reads_bytes else self.num_inputs
         self.normalizer.update(floats, valid, num_fixed)
 
@@ -576,6 +584,7 @@ class Algorithm(ABC, nn.Module):
             "rate_settings": self._rate_settings(),
             "changed_settings": dict(self.changed_settings),
             "warm_up_left": self.warm_up_left,
+            "actor_is_transferred": self.actor_is_transferred,
         }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
@@ -585,6 +594,8 @@ class Algorithm(ABC, nn.Module):
         for name, stream in self.random_streams.items():
             stream.load_state_dict(state["random"][name])
         self.warm_up_left = int(state.get("warm_up_left", 0))
+        is_transferred = state.get("actor_is_transferred", self.config.init_from is not None)
+        self.actor_is_transferred = bool(is_transferred)
         self.load_learning(state)
 
     def load_learning(self, state: dict[str, Any]) -> None:

@@ -151,7 +151,7 @@ class DQN(OffPolicy):
         values = f"atoms {config.atoms} from {config.v_min} to {config.v_max}, quantiles "
         values += f"{config.quantiles}, rescale_values {config.rescale_values}"
         network = super().parts()["network"]
-        return {"network": Part((values, *network.form), network.tensors)}
+        return {"network": Part((values, self.reward_form(), *network.form), network.tensors)}
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         return {"network": self.make_adam(self.network, "loss", self.target, self.config.tau)}

@@ -120,12 +120,13 @@ class FlashSAC(SAC):
 
     def parts(self) -> dict[str, Part]:
         parts = super().parts()
-        # its values are of scaled rewards
         critic = parts["critic"]
         tensors = (*critic.tensors, *state_tensors(self.reward_scaler))
-        rewards = "rewards as they are" if self.reward_scaler is None else "scaled rewards"
-        parts["critic"] = Part((rewards, *critic.form), tensors)
+        parts["critic"] = Part(critic.form, tensors)
         return parts
+
+    def reward_form(self) -> str:
+        return super().reward_form() if self.reward_scaler is None else "scaled rewards"
 
     def default_target_entropy(self) -> float:
         """Of independent normal actions with target_std (agent.py there)."""

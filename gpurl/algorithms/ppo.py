@@ -63,6 +63,7 @@ class PPOConfig(OnPolicyConfig):
         "initial_std",
         "reset_std",
         "asymmetric",
+        "critic_warmup",
     )
     choices: ClassVar[Choices] = {
         "schedule": ("kl", "kl_minibatch", "linear", "constant"),

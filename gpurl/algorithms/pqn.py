@@ -23,6 +23,7 @@ from gpurl.nn.acting import Actor, Best
 from gpurl.nn.encoders import EncoderConfig
 from gpurl.nn.mlp import to_torch
 from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.parts import Part
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 
 
@@ -71,6 +72,10 @@ class PQN(OnPolicy):
         self.num_actions = num_choices(self.action_space, self.label)
         sizes = 1, self.num_inputs, self.num_actions, 1
         self.network = make_q_network(*sizes, self.config.network, self.observation_space)
+
+    def parts(self) -> dict[str, Part]:
+        network = super().parts()["network"]
+        return {"network": Part((self.reward_form(), *network.form), network.tensors)}
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config

@@ -7,6 +7,7 @@ checked here, since reading them waits for the device: `gpurl.guards.finite` see
 episode was terminated. Tensors may have any strides.
 """
 
+import logging
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -175,11 +176,10 @@ class EnvGuard:
             )
         if "log" in info and not isinstance(info["log"], dict):
             self._stop(f"info['log']: wanted a dict of numbers, got {describe(info['log'])}")
-        mask = info.get("action_mask")
-        num_envs = self.env.num_envs
-        if mask is not None and not (isinstance(mask, Tensor) and mask.shape[:1] == (num_envs,)):
-            self._stop(
-                f"info['action_mask']: wanted a tensor of {num_envs} rows, got {describe(mask)}"
+        if "action_mask" in info.keys() - self.keys:
+            logging.getLogger("gpurl").warning(
+                "info['action_mask'] is read by no algorithm: policies choose among all actions, "
+                "and the environment decides what one that is not allowed does"
             )
         self.has_valid = "valid" in info
         self.keys = frozenset(info)

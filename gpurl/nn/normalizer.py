@@ -35,6 +35,7 @@ class Normalizer(nn.Module):
         super().__init__()
         self.clip = clip
         self.epsilon = epsilon
+        self.unknown_from: int | None = None  # see `measure_anew`
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -60,6 +61,12 @@ class Normalizer(nn.Module):
         """As `scaled`, whatever `update` does before the packing."""
         return Scaled(column, self.shift.clone(), self.inv_std.clone(), self.clip)
 
+    def measure_anew(self, first: int) -> None:
+        """Of the columns from `first` on nothing is known: they begin with the statistics of the
+        next rows, whatever `count` is. Mean 0 and variance 1 would weigh as much as true rows.
+        """
+        self.unknown_from = first
+
     def update(self, x: Tensor, valid: Tensor | None = None, fixed: int = 0) -> None:
         """Add the rows of x [..., D] where valid [...] is True; the first `fixed` columns keep
         their statistics.
@@ -71,15 +78,27 @@ class Normalizer(nn.Module):
         running = RunningMoments(self.mean, self.variance, self.count, self.shift, self.inv_std)
         rows = x.reshape(-1, x.shape[-1])
         valid = None if valid is None else valid.reshape(-1)
-        if self.ranks.count == 1:
+        if self.ranks.count == 1 and self.unknown_from is None:
             update_moments(running, self.epsilon, rows, valid)
         else:
-            number, mean, variance = batch_moments(rows, valid)
-            of_ranks = self.ranks.stack(torch.stack((number.expand_as(mean), mean, variance)))
-            numbers, mean, variance = pooled_moments(*of_ranks.unbind(1))
-            merge_moments(running, self.epsilon, numbers[0], mean, variance)
+            number, mean, variance = self._moments(rows, valid)
+            if (first := self.unknown_from) is not None:
+                # merged with their own statistics they stay as they are
+                for own, new in ((self.mean, mean), (self.variance, variance)):
+                    own[first:] = torch.where(number > 0, new[first:], own[first:])
+                self.unknown_from = None
+            merge_moments(running, self.epsilon, number, mean, variance)
         for column, saved in zip(columns, before):
             column[:fixed].copy_(saved)
+
+    def _moments(self, rows: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(number, mean [D], variance [D]) of the valid ones of the rows [B, D] of all ranks."""
+        number, mean, variance = batch_moments(rows, valid)
+        if self.ranks.count == 1:
+            return number, mean, variance
+        of_ranks = self.ranks.stack(torch.stack((number.expand_as(mean), mean, variance)))
+        numbers, mean, variance = pooled_moments(*of_ranks.unbind(1))
+        return numbers[0], mean, variance
 
     def merge(self, states: Sequence[Mapping[str, Tensor]]) -> None:
         """Become the statistics of all rows that G normalisers have seen; their `state_dict()`s."""

@@ -37,9 +37,10 @@ def take_parts(algorithm: Algorithm, source: Algorithm, label: str) -> list[str]
     notes += [f"{name} of that run not taken: this one has none" for name in unknown]
     if not set(taken) - {"temperature"}:
         raise UsageError(
-            f"init_from {label} does not fit: {'; '.join(notes)}. Give this run the networks of "
-            f"that one, which its config.yaml has, or another run"
+            f"init_from {label} does not fit: {'; '.join(notes)}. Give this run the networks "
+            f"and the reward_scale of that one, which its config.yaml has, or another run"
         )
+    algorithm.actor_is_transferred = "actor" in taken
     if algorithm.normalizer is not None:
         taken.append(_take_normalizer(algorithm, source))
     for optimizer in algorithm.optimizers.values():
@@ -160,6 +161,7 @@ def _take_normalizer(algorithm: Algorithm, source: Algorithm) -> str:
     # as much as what is collected before the first update: other columns are still to be measured
     collected = max(algorithm.num_envs * algorithm.config.horizon, algorithm.learning_starts)
     ours.count.copy_(theirs.count.clamp(max=float(collected)))
+    ours.measure_anew(count)
     return "normaliser of the observations"
 
 

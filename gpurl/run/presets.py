@@ -106,7 +106,7 @@ FAST_PENDULUM: Preset = {
     "actor_network": {"hidden": [64, 64]},
     "critic_network": {"hidden": [128, 128]},
 }
-# the settings of FlashSAC's authors for robots on a GPU (scripts/run_mujoco_playground.sh there)
+# the sizes of FlashSAC's authors for robots on a GPU (scripts/run_isaaclab.sh there)
 MANY_FLASH: Preset = {
     "num_envs": 1024,
     "horizon": 1,
@@ -320,7 +320,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
     **{(name, "gymnasium_cpu"): FEW_ENVS for name in ("fast_td3", "fast_sac")},
     ("flash_sac", "*"): FEW_ENVS | {"horizon": 1, "updates": 8},
     ("flash_sac", "gymnasium_cpu"): FEW_FLASH,
-    **{("flash_sac", name): MANY_FLASH for name in ("isaac_gym", "isaac_lab", *MUJOCO_TASKS)},
+    **{("flash_sac", name): MANY_FLASH for name in MUJOCO_TASKS},
+    **{("flash_sac", name): MANY_FLASH | {"n_step": 3} for name in ("isaac_gym", "isaac_lab")},
     **{(name, "pendulum"): PENDULUM for name in ("sac", "mod_sac")},
     **{(name, "pendulum"): PENDULUM | DETERMINISTIC for name in ("ddpg", "td3")},
     **{(name, "chasing"): CHASING_SAC for name in ("sac", "mod_sac")},

@@ -300,6 +300,11 @@ class Settings:
             if self.explore:
                 raise UsageError(f"explore.{next(iter(self.explore))} goes with --pbt")
             return None
+        if len(scales := {*self.member.get("reward_scale", ())}) > 1:
+            raise UsageError(
+                f"member.reward_scale has {len(scales)} values: pbt copies critics from member to "
+                f"member, whose values are of scaled rewards, so give all one reward_scale"
+            )
         every = interval(train.pbt_every, train.total_steps, train.num_envs, config.horizon)
         spans = explored_spans(config, self.explore)
         return PbtOptions(every, train.pbt_rule, train.pbt_fraction, train.pbt_resample, spans)

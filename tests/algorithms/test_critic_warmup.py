@@ -57,6 +57,7 @@ def make_trainer(name: str, env: str = "pendulum", backend: Any = None, **change
     settings |= {"weight_decay": 0.1} | changes
     trainer = trainer_of(make_settings(name, env, **settings), CPU, backend=backend)
     trainer.start()
+    trainer.algorithm.actor_is_transferred = True  # as after init_from
     return trainer
 
 
@@ -164,3 +165,14 @@ def test_a_network_that_does_not_say_whose_its_weights_are() -> None:
         make_trainer(name)
     with pytest.raises(UsageError, match="critic_warmup must be at least 0"):
         make_trainer("ppo", critic_warmup=-1)
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_observations_of_a_new_actor_are_measured(name: str) -> None:
+    """Else its critic would learn from inputs that are others after the warm-up."""
+    trainer = make_trainer(name, normalize_obs=True)
+    learner: Any = trainer.algorithm
+    learner.actor_is_transferred = False
+    for _ in range(WARM_UP):
+        trainer.iterate()
+    assert learner.normalizer.mean.abs().min() > 0.0

@@ -374,10 +374,6 @@ ZOO: dict[str, tuple[Any, str]] = {
         informed(valid=torch.ones(3, dtype=torch.bool)),
         rf"info\['valid'\]: {ROW}torch.bool, on cpu, got shape \(3,\)",
     ),
-    "short action_mask": (
-        informed(action_mask=torch.ones(3, 2)),
-        r"info\['action_mask'\]: wanted a tensor of 16 rows, got a tensor of shape \(3, 2\)",
-    ),
     "a key that is no name": (
         lambda env, t: t._replace(info=t.info | {7: 1}),
         "info: wanted names as keys, got 7, a int",
@@ -417,6 +413,16 @@ def zoo_trainer(kind: type, algorithm: str = "ppo", **changes: Any) -> Any:
     trainer = make_trainer(settings, torch.device("cpu"))
     trainer.start()
     return trainer
+
+
+def test_a_mask_that_nobody_reads_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(OwnEnv, "mutate", staticmethod(informed(action_mask=torch.ones(16, 2))))
+    trainer = zoo_trainer(OwnEnv)
+    trainer.iterate()
+    trainer.iterate()
+    assert [record.message[:23] for record in caplog.records] == ["info['action_mask'] is "]
 
 
 @pytest.mark.parametrize("kind", [OwnEnv, OwnWalk])

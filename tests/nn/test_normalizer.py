@@ -55,3 +55,30 @@ def test_a_traced_normaliser_calls_no_kernel(monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(module, "normalize", None)
         traced = torch.jit.trace(normalizer, torch.zeros(2, 3), check_trace=False)
         torch.testing.assert_close(traced(x), expected)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_columns_of_which_nothing_is_known_begin_with_the_next_rows(masks: bool) -> None:
+    torch.manual_seed(0)
+    normalizer = Normalizer(3)
+    first, second = torch.randn(32, 3), torch.randn(16, 3) * 2.0 + 50.0
+    normalizer.update(first)
+    normalizer.measure_anew(1)
+    valid = torch.arange(16) < 10 if masks else None
+    if masks:  # no rows say nothing
+        normalizer.update(second, torch.zeros(16, dtype=torch.bool))
+        torch.testing.assert_close(normalizer.mean, first.double().mean(0))
+        normalizer.measure_anew(1)
+    normalizer.update(second, valid)
+    rows = second[:10] if masks else second
+    everything = torch.cat((first, rows)).double()
+    expected = torch.cat((everything[:, :1].mean(0), rows[:, 1:].double().mean(0)))
+    torch.testing.assert_close(normalizer.mean, expected)
+    spread = torch.cat(
+        (everything[:, :1].var(0, correction=0), rows[:, 1:].double().var(0, correction=0))
+    )
+    torch.testing.assert_close(normalizer.variance, spread)
+    torch.testing.assert_close(normalizer.shift, expected.float())
+    # only once
+    normalizer.update(first)
+    assert (normalizer.mean[1:] < 45.0).all()

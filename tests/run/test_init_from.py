@@ -295,6 +295,9 @@ def test_a_critic_of_privileged_observations_keeps_the_actors_normaliser(tmp_pat
     # the privileged columns are still to be measured: one rollout counts as much as all before
     assert float(learner.normalizer.count) == 4 * 8
     assert learner.normalizer.mean[3:].tolist() == [0.0, 0.0]
+    assert learner.normalizer.unknown_from == 3
+    trainer.iterate()
+    assert learner.normalizer.unknown_from is None
     with pytest.raises(UsageError, match="does not fit"):
         successor("ppo", first, "tests.tiny_envs:HiddenAlternating")
 
@@ -306,6 +309,42 @@ def test_the_actor_that_was_taken_acts_from_the_start(
     trainer = successor("sac", small_ppo(tmp_path / "first"), learning_starts=64)
     for _ in range(3):
         trainer.iterate()
+
+
+def test_an_actor_that_was_not_taken_acts_at_random(tmp_path: Path) -> None:
+    first = small_off_policy("td3", tmp_path / "first")
+    trainer = successor("td3", first, learning_starts=64, actor_network={"hidden": [4]})
+    assert "actor not taken" in notes_of(trainer)
+    trainer.iterate()
+    learner: Any = trainer.algorithm
+    assert learner.is_random
+    # and one that was taken goes on with acting after a resume
+    folder = tmp_path / "second"
+    small_off_policy("td3", folder, init_from=str(first), learning_starts=64, total_steps=8)
+    assert not resume(folder, total_steps=16).policy().algorithm.is_random
+
+
+@pytest.mark.parametrize("name", ["sac", "redq", "td3"])
+def test_critics_of_other_rewards_are_not_taken(tmp_path: Path, name: str) -> None:
+    folder = small_off_policy(name, tmp_path / "first", reward_scale=0.1)
+    for scale in (0.1, 1.0):
+        notes = notes_of(successor(name, folder, reward_scale=scale))
+        assert ("critic not taken: there " in notes) == (scale == 1.0)
+        if name != "td3":
+            assert ("temperature not taken: there rewards times 0.1;" in notes) == (scale == 1.0)
+        assert "actor not taken" not in notes
+
+
+@pytest.mark.parametrize("name", ["dqn", "pqn"])
+def test_action_values_of_other_rewards_are_not_taken(tmp_path: Path, name: str) -> None:
+    settings = small_settings(name) | {"num_envs": 4, "threads": 1}
+    own = {"total_steps": 64, "eval_episodes": 0, "quiet": True, "reward_scale": 0.1}
+    train(name, "cart_pole", run_dir=str(tmp_path), **(settings | own))
+    settings |= {"init_from": str(tmp_path)}
+    trainer_of(make_settings(name, "cart_pole", **settings, reward_scale=0.1), CPU).start()
+    made = trainer_of(make_settings(name, "cart_pole", **settings, reward_scale=1.0), CPU)
+    with pytest.raises(UsageError, match=r"rewards times 0\.1.*rewards as they are.* reward_scale"):
+        made.start()
 
 
 def test_the_best_checkpoint_is_taken_or_the_one_that_is_named(tmp_path: Path) -> None:

@@ -257,6 +257,18 @@ def test_each_member_gets_its_own_number() -> None:
         member_configs(base, 2, {"gamma": (0.9, 1.5)})
 
 
+def test_selection_takes_critics_of_the_same_rewards() -> None:
+    settings: dict[str, Any] = {"population": 2, "pbt": True}
+    for scales in ([0.1, 0.1], [0.1, 1.0]):
+        values = settings | {"member": {"reward_scale": scales}}
+        if scales[0] == scales[1]:
+            make_settings("sac", "pendulum", **values)
+        else:
+            with pytest.raises(UsageError, match=r"member\.reward_scale has 2 values: pbt copies"):
+                make_settings("sac", "pendulum", **values)
+            make_settings("sac", "pendulum", **(values | {"pbt": False}))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -276,3 +276,11 @@ def test_stored_are_the_steps_of_the_member_that_has_most() -> None:
     engine.begin.assert_called_once_with(3, True)
     for member in members:
         member.algorithm.mark_episode_break.assert_called_once_with()
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_a_warm_up_of_critics_stays_as_it_began(tmp_path: Path, name: str) -> None:
+    folder = first_run(tmp_path / "run", name, "pendulum", critic_warmup=2)
+    with pytest.raises(UsageError, match="critic_warmup 2, this run 0"):
+        resume(folder, total_steps=160, critic_warmup=0)
+    resume(folder, total_steps=160)
