@@ -265,6 +265,10 @@ def test_rewards_are_scaled_by_the_returns_so_far() -> None:
     stored = algorithm.replay.ring.numbers[..., 0]
     reward = algorithm.sample_batch()["reward"] / scaler(torch.ones(()))
     assert all(bool((stored - value).abs().min() < 1e-4) for value in reward)
+    # an episode that was cut off from outside is over
+    assert bool((scaler.returned != 0.0).all())
+    algorithm.mark_episode_break(torch.tensor([True, False, False, True]))
+    assert (scaler.returned != 0.0).tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "normalize_advantage": "minibatch",
         "schedule": "kl",
     },
+    "kl of minibatches": {"schedule": "kl_minibatch", "epochs": 20, "target_kl": 1e-3},
     **{
         f"memory {each}": {"network": {"hidden": [8], "memory": each, "memory_size": 4}}
         for each in MEMORIES
