@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.algorithms.base import Metrics, PolicyState, is_of_gpurl
+from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch, CriticConfig, OffPolicy
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_numbers
@@ -180,13 +180,14 @@ class OffPolicyActorCritic(OffPolicy):
         # checkpoint contains it
         self._drawn_critics: tuple[Sequential, ...] = ()
         if count != self.config.num_critics:
-            if not is_of_gpurl(self.critic):
-                raise UsageError(
-                    f"{self.label}.critic: target_subset copies drawn ones of gpurl's critics, got "
-                    f"{type(self.critic).__name__}; set target_subset to num_critics"
-                )
             with torch.device(self.device):
                 drawn = self.make_critics(count)
+                if type(drawn) is not type(self.critic):
+                    raise UsageError(
+                        f"{self.label}.critic is a {type(self.critic).__name__}, and target_subset "
+                        f"draws among what make_critics makes, a {type(drawn).__name__}: make your "
+                        f"critics there, or set target_subset to num_critics"
+                    )
                 if isinstance(drawn, EncodedCritics):  # it reads what the targets' encoder gives
                     drawn = Sequential(cast(Iterable[Layer], drawn.layers))
                 self._drawn_critics = (drawn.eval(),)

@@ -19,7 +19,14 @@ from gpurl.nn.normalizer import Normalizer, ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam
 
 # methods that every engine calls, or that are called outside of iterations
-CALLED_BY_ALL = ("parts", "set_symmetry", "end_learning", "change_setting", "take_over")
+CALLED_BY_ALL = (
+    "parts",
+    "reward_form",
+    "set_symmetry",
+    "end_learning",
+    "change_setting",
+    "take_over",
+)
 
 
 def overridden(algorithm: Algorithm, base: type[Algorithm], allowed: Collection[str] = ()) -> str:

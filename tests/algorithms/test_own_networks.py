@@ -201,7 +201,7 @@ class OwnFlash(FlashSAC):
 def test_critics_of_ones_own_are_not_drawn(tmp_path: Path) -> None:
     settings = {"total_steps": 100, **RUN, **REPLAY}
     with pytest.raises(
-        UsageError, match=r"OwnCritics\.critic: target_subset .* set target_subset to"
+        UsageError, match=r"OwnCritics\.critic is a Own, .* or set target_subset to"
     ):
         train(OwnCritics, "pendulum", run_dir=str(tmp_path / "a"), **settings)
     train(
