@@ -126,7 +126,8 @@ class FlashSAC(SAC):
         return parts
 
     def reward_form(self) -> str:
-        return super().reward_form() if self.reward_scaler is None else "scaled rewards"
+        form = super().reward_form()
+        return form if self.reward_scaler is None else f"{form}, scaled by their returns"
 
     def default_target_entropy(self) -> float:
         """Of independent normal actions with target_std (agent.py there)."""
