@@ -3,6 +3,7 @@ hyper-parameters.
 """
 
 from benchmarks.learning.case import Case, Settings
+from gpurl.run.presets import ZOO_DQN
 from gpurl.run.settings import merge
 
 ZOO_COLUMNS = {
@@ -14,23 +15,10 @@ WALKER = "gymnasium_cpu:BipedalWalker-v3"
 
 # ---- discrete actions ----
 
-# the budgets of rl-zoo3 and its hyper-parameters of DQN
+# the budgets of rl-zoo3
 CART_POLE_STEPS = 50_000
 ZOO_STEPS = 100_000
 ZOO_DQN_LANDER = 154.0  # the return of its DQN
-ZOO_DQN: Settings = {
-    "num_envs": 4,
-    "updates": 4,
-    "batch_size": 128,
-    "replay_size": 50_000,
-    "learning_starts": 1_000,
-    "learning_rate": 6.3e-4,
-    "target_interval": 250,
-    "tau": 1.0,
-    "epsilon_fraction": 0.12,
-    "epsilon_end": 0.1,
-    "network": {"hidden": [256, 256]},
-}
 DQN_FAMILY: dict[str, Settings] = {  # the name says what differs from DQN
     "dqn": {"double": False},
     "double_dqn": {},
@@ -48,8 +36,8 @@ DISCRETE_TASKS = {"cart_pole": "cart_pole", "acrobot": "acrobot", "lunar_lander"
 
 
 def _discrete_settings(algorithm: str, task: str, changes: Settings) -> Settings:
-    """rl-zoo3's, on CartPole gpurl's preset, with `changes` and, for atoms, their range."""
-    values = merge({} if task == "cart_pole" else ZOO_DQN, changes)
+    """gpurl's preset, on Acrobot rl-zoo3's for LunarLander, with `changes` and the range of atoms."""
+    values = merge(ZOO_DQN if task == "acrobot" else {}, changes)
     if task == "acrobot":
         values["horizon"] = 1  # the preset of built-in tasks has 2
     return values | (RANGES[task] if "atoms" in changes or algorithm == "rainbow" else {})
@@ -119,9 +107,6 @@ ZOO_TD3: Settings = ZOO_NETWORKS | {
     "gamma": 0.98,
     "replay_size": 200_000,
 }
-# more steps than rl-zoo3's DQN has; with a constant rate the returns of the last policies jump
-# between -4 and 287
-LONG_DQN: Settings = {"num_envs": 16, "updates": 16, "schedule": "linear"}
 # rl-zoo3's discount, longer rollouts. The preset of Gymnasium's tasks (16 steps, 0.99, 0.95, 1e-3)
 # ends at -109, and -100 with 32 environments, 0.999, 0.98 and 2e-3 (seed 0)
 A2C_LANDER: Settings = {
@@ -153,7 +138,7 @@ def _box2d(
 
 BOX2D = [
     _box2d("ppo", LANDER, 1_000_000, ZOO_PPO_LANDER, 200.0),
-    _box2d("dqn", LANDER, 500_000, LONG_DQN, 200.0),
+    _box2d("dqn", LANDER, 500_000, {}, 200.0),  # more steps than rl-zoo3's DQN has
     _box2d("ppo", CONTINUOUS_LANDER, 1_000_000, ZOO_PPO_LANDER, 200.0),
     _box2d("a2c", CONTINUOUS_LANDER, 1_000_000, A2C_LANDER),
     _box2d("sac", CONTINUOUS_LANDER, 500_000, ZOO_SAC_LANDER, 200.0),

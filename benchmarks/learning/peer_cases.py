@@ -101,6 +101,8 @@ GPURL_DQN: Settings = {
     "replay_size": 50_000,
     "learning_starts": 1_000,
     "learning_rate": 6.3e-4,
+    "schedule": "constant",
+    "n_step": 1,
     "gamma": 0.99,
     "tau": 1.0,
     "target_interval": 250,

@@ -143,6 +143,21 @@ CART_POLE: Preset = {
     "reward_scale": 0.1,
     "network": {"hidden": [64, 64]},
 }
+# rl-zoo3's DQN for LunarLander
+ZOO_DQN: Preset = {
+    "num_envs": 4,
+    "updates": 4,
+    "batch_size": 128,
+    "learning_starts": 1000,
+    "replay_size": 50_000,
+    "learning_rate": 6.3e-4,
+    "target_interval": 250,
+    "tau": 1.0,
+    "epsilon_fraction": 0.12,
+    "epsilon_end": 0.1,
+    "network": {"hidden": [256, 256]},
+}
+LANDER_DQN: Preset = ZOO_DQN | {"total_steps": 100_000}
 # IsaacGymEnvs' settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there; max_epochs
 # iterations give total_steps. Omitted are reward_shaper's scale, which normalised returns and
 # advantages undo, and mixed_precision. rl_games checks the KL divergence after every minibatch
@@ -335,6 +350,9 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("flash_sac", "chasing"): FLASH_CHASING,
     ("dqn", "cart_pole"): CART_POLE,
     ("rainbow", "cart_pole"): CART_POLE | {"v_min": 0.0, "v_max": 10.0},
+    # with a constant rate and single steps the last policies of DQN return between -190 and 240
+    ("dqn", "gymnasium_cpu:LunarLander-v3"): LANDER_DQN | {"schedule": "linear", "n_step": 3},
+    ("rainbow", "gymnasium_cpu:LunarLander-v3"): LANDER_DQN | {"v_min": -300.0, "v_max": 300.0},
     ("pqn", "cart_pole"): dict(num_envs=32, horizon=64, total_steps=300_000, reward_scale=0.1),
     ("pqn", "gymnasium_cpu"): {"num_envs": 32, "horizon": 64, "total_steps": 500_000},
     ("ppo", "chasing"): dict(
