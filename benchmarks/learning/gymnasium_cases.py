@@ -36,7 +36,7 @@ DISCRETE_TASKS = {"cart_pole": "cart_pole", "acrobot": "acrobot", "lunar_lander"
 
 
 def _discrete_settings(algorithm: str, task: str, changes: Settings) -> Settings:
-    """gpurl's preset, on Acrobot rl-zoo3's for LunarLander, with `changes` and the range of atoms."""
+    """gpurl's preset, on Acrobot rl-zoo3's for LunarLander, and `changes` with the atoms' range."""
     values = merge(ZOO_DQN if task == "acrobot" else {}, changes)
     if task == "acrobot":
         values["horizon"] = 1  # the preset of built-in tasks has 2

@@ -269,6 +269,19 @@ def test_a_preset_follows_its_task_into_gymnasium() -> None:
     assert preset("ppo", "gymnasium_cpu:LunarLander-v3") == shared
 
 
+def test_dqn_on_the_lander_has_updates_and_steps_for_any_number_of_environments() -> None:
+    """Also by Gymnasium's id alone, and not with continuous actions."""
+    settings = make_settings("dqn", "LunarLander-v3")
+    assert (settings.algorithm_config.n_step, settings.algorithm_config.schedule) == (3, "linear")
+    assert (settings.train.num_envs, settings.train.total_steps) == (4, 100_000)
+    for num_envs in (1, 16):
+        values = preset("dqn", "gymnasium_cpu:LunarLander-v3", num_envs)
+        assert values["updates"] == num_envs
+        assert values["total_steps"] == 100_000
+    assert "n_step" not in preset("dqn", "gymnasium_cpu:LunarLanderContinuous-v3")
+    assert preset("rainbow", "gymnasium_cpu:LunarLander-v3")["v_max"] == 300.0
+
+
 @pytest.mark.parametrize("algorithm", algorithm_names())
 def test_every_algorithm_has_a_preset_for_each_task_known_by_another_name(algorithm: str) -> None:
     """Whose rollouts divide into the preset's minibatches, or the algorithm's."""
