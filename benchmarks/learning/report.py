@@ -120,7 +120,8 @@ what the script gets on Chasing; on a GPU mjlab's means. Trainings without a tar
 Four were set or changed when a result of the task was known:
 ppo-chasing-discrete (from 9.0 to 6.9, the script gets 7.06), a2c-pendulum,
 a2c-mountain_car_continuous and sac-mountain_car_continuous. Settings were also chosen by trainings
-with seeds of this page for A2C on Pendulum and the lander and the DQN family on CartPole.
+with seeds of this page for A2C on Pendulum and the lander, DQN on the lander at 500 k steps and the
+DQN family on CartPole.
 """
 CLOCK = """\
 Each algorithm for the same wall clock on one core, beside a training on the other one, or until the

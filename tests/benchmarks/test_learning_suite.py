@@ -111,7 +111,9 @@ def test_pairs_of_peers_have_the_same_hyper_parameters() -> None:
         if own.algorithm == "sac":
             assert theirs.pop("ent_coef") == f"auto_{mine.pop('initial_temperature')}"
         if own.algorithm == "dqn":
-            assert mine.pop("double") is False  # stable-baselines3 has the original one
+            # stable-baselines3 has the original one, by default with these
+            assert mine.pop("double") is False
+            assert (mine.pop("schedule"), mine.pop("n_step")) == ("constant", 1)
         assert {PEER_NAMES[name]: value for name, value in mine.items()} == theirs
 
 
