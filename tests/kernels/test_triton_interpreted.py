@@ -11,7 +11,7 @@ import pytest
 from tests.child_process import LONG, ROOT, run_tests
 
 FILES = sorted((ROOT / "tests" / "kernels" / "triton").glob("test_*.py"))
-PROCESSES = 3  # to start one takes longer than the tests of most files
+PROCESSES = 5  # to start one takes longer than the tests of most files
 
 
 @pytest.mark.timeout(LONG)
