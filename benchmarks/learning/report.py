@@ -65,8 +65,9 @@ The DQN family with rl-zoo3's budgets; and PQN, which needs no replay buffer, wi
 Acrobot they have rl-zoo3's hyper-parameters for LunarLander. On LunarLander gpurl's preset changes
 two of them: the rate falls to 0 and targets hold three steps. With a constant rate and single steps
 the last policies returned 161 and 142 (DQN), 116 and 76 (double), 258 and -11 (dueling) with seeds
-0 and 1 (commits 98dac49 and 57d9541). It was chosen by trainings of double DQN with seeds 10 to 12,
-199, 232 and 239. Rainbow keeps the constant rate. On CartPole they have gpurl's preset, with
+0 and 1 (commits 98dac49 and 57d9541), -162 (C51) and 185 (QR) with seed 0 (98dac49). It was chosen
+by trainings with other seeds, 10 to 12. The row of DQN at 500 k steps below is of the settings
+before it. Rainbow keeps the constant rate. On CartPole they have gpurl's preset, with
 rl-zoo3's learning rate, number of updates and target network, which 128 updates leave as it is; it
 was chosen by trainings with seeds 0 to 4, so these are no fresh ones. With a target that follows
 each update by 5 % double DQN had 314, 195 and 500, dueling DQN 378, 500 and 500 (commits 719868f

@@ -350,7 +350,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("flash_sac", "chasing"): FLASH_CHASING,
     ("dqn", "cart_pole"): CART_POLE,
     ("rainbow", "cart_pole"): CART_POLE | {"v_min": 0.0, "v_max": 10.0},
-    # with a constant rate and single steps the last policies of DQN return between -190 and 240
+    # with a constant rate and single steps good policies are lost again (docs/results.md)
     ("dqn", "gymnasium_cpu:LunarLander-v3"): LANDER_DQN | {"schedule": "linear", "n_step": 3},
     ("rainbow", "gymnasium_cpu:LunarLander-v3"): LANDER_DQN | {"v_min": -300.0, "v_max": 300.0},
     ("pqn", "cart_pole"): dict(num_envs=32, horizon=64, total_steps=300_000, reward_scale=0.1),
