@@ -67,7 +67,7 @@ two of them: the rate falls to 0 and targets hold three steps. With a constant r
 the last policies returned 161 and 142 (DQN), 116 and 76 (double), 258 and -11 (dueling) with seeds
 0 and 1 (commits 98dac49 and 57d9541), -162 (C51) and 185 (QR) with seed 0 (98dac49). It was chosen
 by trainings with other seeds, 10 to 12. Rainbow keeps the constant rate. On Acrobot, where it is
-constant too, double DQN with seed 0 fell from -72 at 85 k steps to -317. On CartPole they have
+constant too, double DQN with seed 0 fell from -71 at 95 k steps to -317. On CartPole they have
 gpurl's preset, with rl-zoo3's learning rate, number of updates and target network, which 128
 updates leave as it is; it was chosen by trainings with seeds 0 to 4, so these are no fresh ones.
 With a target that follows each update by 5 % double DQN had 314, 195 and 500, dueling DQN 378, 500
