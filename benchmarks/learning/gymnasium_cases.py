@@ -3,8 +3,6 @@ hyper-parameters.
 """
 
 from benchmarks.learning.case import Case, Settings
-from gpurl.run.presets import ZOO_DQN
-from gpurl.run.settings import merge
 
 ZOO_COLUMNS = {
     name: (f"{name.upper()} rl-zoo3",) for name in ("ppo", "a2c", "dqn", "sac", "td3", "ddpg")
@@ -26,21 +24,13 @@ DQN_FAMILY: dict[str, Settings] = {  # the name says what differs from DQN
     "c51": {"atoms": 51},
     "qr_dqn": {"quantiles": 25},
 }
-# the range of scaled returns, for the atoms of C51 and Rainbow
+# the range of scaled returns, for the atoms of C51; Rainbow's presets have the same
 RANGES: dict[str, Settings] = {
     "cart_pole": {"v_min": 0.0, "v_max": 10.0},
     "acrobot": {"v_min": -100.0, "v_max": 0.0},
     "lunar_lander": {"v_min": -300.0, "v_max": 300.0},
 }
 DISCRETE_TASKS = {"cart_pole": "cart_pole", "acrobot": "acrobot", "lunar_lander": LANDER}
-
-
-def _discrete_settings(algorithm: str, task: str, changes: Settings) -> Settings:
-    """gpurl's preset, on Acrobot rl-zoo3's for LunarLander, and `changes` with the atoms' range."""
-    values = merge(ZOO_DQN if task == "acrobot" else {}, changes)
-    if task == "acrobot":
-        values["horizon"] = 1  # the preset of built-in tasks has 2
-    return values | (RANGES[task] if "atoms" in changes or algorithm == "rainbow" else {})
 
 
 def _discrete(task: str, env: str) -> list[Case]:
@@ -55,7 +45,7 @@ def _discrete(task: str, env: str) -> list[Case]:
             algorithm,
             env,
             steps,
-            settings=_discrete_settings(algorithm, task, changes),
+            settings=changes | (RANGES[task] if "atoms" in changes else {}),
             target=target,
         )
         for name, algorithm, changes in (*family, ("rainbow", "rainbow", {}))
