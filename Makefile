@@ -94,7 +94,7 @@ soak: setup
 
 SUITE ?= short
 # trainings that have no results yet, one a core; SUITE=full for all, which takes days; Ctrl-C stops, the same command continues;
-# LEARN="--only 'ppo-*' --hours 2" for some
+# LEARN="--only 'ppo-*' --hours 2" for some, LEARN=--list for what is finished
 learn: setup
 	$(BIN)/python -m benchmarks.learning $(SUITE) $(LEARN)
 

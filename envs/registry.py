@@ -19,6 +19,7 @@ from gpurl.discovery import (
     NOT_ENVS,
     env_names,
     find_class,
+    is_importable,
     is_of_session,
     module_names,
     public_classes,
@@ -93,7 +94,7 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
             env_class = _class_of_task(task)
         return env_class, {"task": task}
     try:
-        return find_class(name, package, VecEnv, "environment", NOT_ENVS), {}
+        return find_class(name, package, VecEnv, "environment", NOT_ENVS, _gymnasium_advice), {}
     except UsageError as error:
         if single := _single_env_class(module_name, task):
             return class_of_env(single), {}
@@ -114,6 +115,13 @@ def _hint(name: str) -> str:
             "; from Python it is given itself: gpurl.train(ALGORITHM, env=...), and to its run "
             "gpurl.evaluate_run(RUN, env=...)"
         )
+    # of a name that is no module either the error says it already
+    advice = _gymnasium_advice(name) if is_importable(module_name) else ""
+    return f". {advice.removesuffix('. ')}" if advice else ""
+
+
+def _gymnasium_advice(name: str) -> str:
+    """Which task of Gymnasium an unknown name may mean, as a sentence or ""."""
     # an id whose package is not imported
     package, _, env_id = name.rpartition(":")
     space, slash, _ = env_id.partition("/")
@@ -121,12 +129,13 @@ def _hint(name: str) -> str:
         package = package or ("ale_py" if space == "ALE" else "PACKAGE")
         install = ", after pip install 'gymnasium[atari]'" if package == "ale_py" else ""
         return (
-            f". If it is a task of Gymnasium, name the package that registers it: "
-            f"gymnasium_cpu:{package}:{env_id}{install}"
+            f"Gymnasium finds a task by the package that registers it: "
+            f"gymnasium_cpu:{package}:{env_id}{install}. "
         )
+    # an id of another version or in other letters
     ids = {env_id.lower(): env_id for env_id in gymnasium.registry if "/" not in env_id}
-    near = difflib.get_close_matches(module_name.lower(), ids, n=2, cutoff=0.7)
-    return f". Gymnasium has {' and '.join(ids[one] for one in near)}" if near else ""
+    near = difflib.get_close_matches(name.partition(":")[0].lower(), ids, n=2, cutoff=0.7)
+    return f"Gymnasium has {' and '.join(ids[one] for one in near)}. " if near else ""
 
 
 def _single_env_class(module_name: str, class_name: str) -> type[gymnasium.Env] | None:

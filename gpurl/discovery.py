@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
@@ -97,13 +97,18 @@ def is_of_session(name: str) -> bool:
 
 
 def find_class(
-    name: str, package: ModuleType, base: type, kind: str, hidden: frozenset[str] = frozenset()
+    name: str,
+    package: ModuleType,
+    base: type,
+    kind: str,
+    hidden: frozenset[str] = frozenset(),
+    advise: Callable[[str], str] = lambda name: "",
 ) -> type:
     """The public subclass of `base` that the module `name` defines.
 
     `name` is a module of `package` or an importable module path, followed by `:Class` if the module
     defines several. Only that module is imported. UsageError names similar names, or the classes
-    that were found.
+    that were found. advise: what else an unknown `name` may mean, as sentences or "".
     """
     # classes given from Python, and modules outside the package
     module_name, _, class_name = name.partition(":")
@@ -118,6 +123,7 @@ def find_class(
             hint = f"a file is given by its module path, {path}. "
         elif module_name.isidentifier():
             place += f" (there is no {module_name}.py in {Path.cwd()})"
+        hint += advise(name)  # a reader finds it before the long list
         raise UsageError(
             f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give {place}"
         )

@@ -22,6 +22,12 @@ TASKS = {
 }
 
 
+def task_of(env: str) -> str:
+    """The name of an environment's task in published.py: half_cheetah, lunar_lander."""
+    name = env.rpartition(":")[2]
+    return TASKS.get(name, name)
+
+
 @dataclass(frozen=True)
 class Case:
     """An algorithm on a task; its results are in NAME.csv."""
@@ -59,9 +65,8 @@ class Case:
 
     @property
     def task(self) -> str:
-        """The task's name in published.py: half_cheetah, lunar_lander."""
-        name = self.env.rpartition(":")[2]
-        return TASKS.get(name, name)
+        """See `task_of`."""
+        return task_of(self.env)
 
     @property
     def device(self) -> str:

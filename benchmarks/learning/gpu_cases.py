@@ -29,7 +29,7 @@ class Published(NamedTuple):
     minutes: float  # of them, without evaluations
 
 
-PUBLISHED = {
+MJLAB_RUNS = {
     "ant": Published(6294.429, 754.161, 4096, 24, 5, 4, 1501, 13.52),
     "half_cheetah": Published(6489.964, 43.753, 4096, 24, 5, 4, 1701, 6.19),
     "hopper": Published(3100.010, 13.029, 4096, 24, 5, 4, 1501, 7.73),
@@ -48,7 +48,7 @@ MILLIONS = {"humanoid": 627.9}
 
 def steps_of(task: str) -> int:
     """Environment steps of mjlab's training of `task`, over all stages."""
-    run = PUBLISHED[task]
+    run = MJLAB_RUNS[task]
     if task in MILLIONS:
         return int(MILLIONS[task] * 1e6)
     return run.iterations * run.num_envs * run.horizon
@@ -128,5 +128,5 @@ GPU_CASES = [
         points=10,
         curve_episodes=64,
     )
-    for task, run in PUBLISHED.items()
+    for task, run in MJLAB_RUNS.items()
 ]

@@ -3,13 +3,13 @@
 from benchmarks.learning.case import Case
 
 PPO_COLUMNS = ("PPO CleanRL", "PPO Tianshou", "PPO rl-zoo3")
-COLUMNS = {
+OFF_POLICY_COLUMNS = {
     "sac": ("SAC CleanRL", "SAC Tianshou", "SAC rl-zoo3"),
     "td3": ("TD3 CleanRL", "TD3 Tianshou", "TD3 rl-zoo3"),
     "ddpg": ("DDPG CleanRL",),
 }
 
-# PPO at 1 M steps: the lower end of the interval is to reach these
+# PPO at 1 M steps: the lower end of the interval is to reach these, of three seeds the median
 PPO_TARGETS = {
     "half_cheetah": 3000.0,
     "hopper": 2000.0,
@@ -44,6 +44,19 @@ PPO_MUJOCO = [
     )
     for task, target in PPO_TARGETS.items()
 ]
+# the same with Gymnasium's environments, eight of them in turn
+PPO_GYMNASIUM = [
+    Case(
+        f"gymnasium-ppo-{task}",
+        "gymnasium",
+        "ppo",
+        f"gymnasium_cpu:{env}",
+        1_000_000,
+        published=PPO_COLUMNS,
+        target=PPO_TARGETS[task],
+    )
+    for task, env in (("half_cheetah", "HalfCheetah-v5"), ("hopper", "Hopper-v5"))
+]
 OFF_POLICY_MUJOCO = [
     *(
         Case(
@@ -52,7 +65,7 @@ OFF_POLICY_MUJOCO = [
             name,
             task,
             300_000,
-            published=COLUMNS[name],
+            published=OFF_POLICY_COLUMNS[name],
             target=target,
         )
         for (name, task), target in OFF_POLICY_TARGETS.items()
@@ -64,7 +77,7 @@ OFF_POLICY_MUJOCO = [
         "half_cheetah",
         100_000,
         seeds=2,
-        published=COLUMNS["ddpg"],
+        published=OFF_POLICY_COLUMNS["ddpg"],
     ),
     *(
         Case(

@@ -19,7 +19,6 @@ from gpurl.api import Run, evaluate_run, resume, train
 from gpurl.checkpoints.folders import list_checkpoints
 from gpurl.errors import CheckpointError
 
-END_EPISODES = 100  # of the last evaluation
 # of a run, not of what it learns
 RUN_SETTINGS: Settings = {
     "save_every": "300s",
@@ -54,7 +53,7 @@ def train_seed(case: Case, seed: int, work: Path) -> tuple[list[Point], Point]:
     if run.outcome.unsaved:  # an earlier policy would be evaluated in place of the last
         raise CheckpointError(f"the last policy is in no checkpoint: {run.outcome.unsaved}")
     # the final policy, on other episodes than those of the curve
-    values = evaluate_run(run.folder, END_EPISODES, case.device, best=False)
+    values = evaluate_run(run.folder, results.END_EPISODES, case.device, best=False)
     curve, seconds = read_curve(run.folder)
     return curve, Point(run.outcome.steps, seconds, values["eval/mean_reward"])
 

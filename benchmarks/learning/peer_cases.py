@@ -2,12 +2,12 @@
 seeds, under the names that each library has for them.
 """
 
-from benchmarks.learning.case import Case, Settings
+from benchmarks.learning.case import Case, Settings, task_of
 
 SEEDS = 3
 # evaluations count as wall clock and play one environment at a time: few of them
 POINTS, CURVE_EPISODES = 10, 2
-PPO_STEPS, SAC_STEPS = 300_000, 100_000
+PPO_STEPS, LANDER_STEPS, SAC_STEPS = 300_000, 1_000_000, 100_000
 
 # stable-baselines3's defaults for PPO and SAC, with normalised observations for PPO; where the two
 # count differently, the pair of values means the same: 2048 steps in minibatches of 64
@@ -134,7 +134,7 @@ PAIRS: list[tuple[str, str, int, Settings, Settings]] = [
     ("ppo", "Hopper-v5", PPO_STEPS, GPURL_PPO, SB3_PPO),
     ("sac", "HalfCheetah-v5", SAC_STEPS, GPURL_SAC, SB3_SAC),
     ("sac", "Hopper-v5", SAC_STEPS, GPURL_SAC, SB3_SAC),
-    ("ppo", "LunarLander-v3", PPO_STEPS, GPURL_PPO_LANDER, SB3_PPO_LANDER),
+    ("ppo", "LunarLander-v3", LANDER_STEPS, GPURL_PPO_LANDER, SB3_PPO_LANDER),
     ("dqn", "LunarLander-v3", SAC_STEPS, GPURL_DQN, SB3_DQN),
 ]
 
@@ -142,7 +142,7 @@ PAIRS: list[tuple[str, str, int, Settings, Settings]] = [
 def _pair(algorithm: str, env: str, steps: int, own: Settings, other: Settings) -> list[Case]:
     """The case of gpurl and that of stable-baselines3."""
     env = f"gymnasium_cpu:{env}"
-    name = f"{algorithm}-{Case('', '', algorithm, env, steps).task}"
+    name = f"{algorithm}-{task_of(env)}"
     rows = (("gym", "gpurl", own), ("sb3", "sb3", other))
     return [
         Case(

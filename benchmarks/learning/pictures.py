@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from benchmarks.learning.outcomes import Outcome
 from benchmarks.learning.published import published
 from benchmarks.learning.results import Point
 from gpurl.run.plot import STYLE, plain_labels
-from gpurl.run.scores import band, interpolate
+from gpurl.run.scores import Array, band, interpolate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +23,7 @@ COLORS = (
     *("#4aa3b5", "#8a6d3b", "#d46bb0", "#8fae2b", "#666666"),
 )
 MAX_SPREAD = 4.0  # of the ends of lines on a linear axis
-COLUMNS = 3
+PANELS_A_ROW = 3
 PANEL = (4.0, 2.9)  # inches
 DPI = 110
 Axis = Callable[[Point], float]
@@ -64,7 +66,7 @@ def draw(outcomes: Sequence[Outcome], path: Path, axis: str = "steps") -> bool:
     from matplotlib import pyplot
 
     with matplotlib.rc_context(STYLE):
-        columns = min(COLUMNS, len(panels))
+        columns = min(PANELS_A_ROW, len(panels))
         rows = -(-len(panels) // columns)
         size = (PANEL[0] * columns, PANEL[1] * rows)
         figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False)
@@ -95,11 +97,7 @@ def _draw_panel(axes: "Axes", title: str, members: list[Outcome], axis: str) -> 
     label, coordinate = AXES[axis]
     ends = []
     for color, outcome in zip(itertools.cycle(COLORS), members):
-        curves = [
-            [(coordinate(point), point.mean_return) for point in seed.curve]
-            for seed in outcome.seeds
-        ]
-        x, values = interpolate(curves)
+        x, values = at_the_same_steps(outcome, coordinate)
         ends.append(x[-1])
         line, low, high = band(values)
         name = outcome.case.trainer if outcome.case.group == "peers" else _line(outcome)
@@ -120,6 +118,20 @@ def _draw_panel(axes: "Axes", title: str, members: list[Outcome], axis: str) -> 
     axes.set_title(title, fontsize=9.5, loc="left")
     axes.set_xlabel(label)
     axes.set_ylabel("return")
+
+
+def at_the_same_steps(outcome: Outcome, coordinate: Axis) -> tuple[Array, Array]:
+    """(x [P], returns [S, P]) of S seeds at P steps; x: the median over seeds of a coordinate at
+    them, so that a fast seed does not end the line of slow ones.
+    """
+
+    def by_steps(of_point: Axis) -> Array:
+        curves = [
+            [(point.steps, of_point(point)) for point in each.curve] for each in outcome.seeds
+        ]
+        return interpolate(curves)[1]
+
+    return np.median(by_steps(coordinate), axis=0), by_steps(lambda point: point.mean_return)
 
 
 def _line(outcome: Outcome) -> str:

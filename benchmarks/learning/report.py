@@ -23,10 +23,11 @@ INTRODUCTION = """\
 `python -m benchmarks.learning.report` makes this page from the files of
 `learning` in [benchmarks/results](../benchmarks/results): all tables and pictures. The text of this
 page stands in that script; a number in it names the commit at which it was measured.
-Every training ran with one thread, flash_sac on MuJoCo (100 k steps) with two, from the preset of
-its task and the settings at the end of this page. A return is the mean of 100 or more episodes of
-the last policy (trainings until 2026-11-28: 20 or more), acting greedily, on episodes that no
-evaluation on the way has played. **IQM** is
+Every training ran with one thread, flash_sac on MuJoCo (100 k steps) with two; gpurl's with the
+preset of the task and the settings at the end of this page, those of other libraries with all that
+stands there. A return is the mean of 100 or more episodes of the last policy ({few_episodes}
+trainings, the older ones: 20 or more, see `episodes` in the files), acting greedily, on episodes
+that no evaluation on the way has played. **IQM** is
 the interquartile mean over seeds; the interval is a 95 % bootstrap over seeds, and over tasks
 stratified by task (Agarwal et al. 2021). With few seeds it is narrower than the truth: a bootstrap
 knows only the seeds it has. Below four seeds the IQM is the mean. Time is wall clock of a training,
@@ -53,28 +54,35 @@ with seeds 3 and 4, so these are no fresh ones. The publications used v2
 to v4, in which Ant's observations and rewards differ from v5's (contact forces). Pictures: a dashed
 line is a published mean.
 """
+GYMNASIUM = """\
+The same preset where `gpurl train ppo HalfCheetah-v5` steps Gymnasium's own environments: eight of
+them, with longer rollouts.
+"""
 OFF_POLICY = """\
 Mostly one update of 256 transitions for each environment step, as in the publications; of the
 others see the settings below. An update of FlashSAC, of two critics with residual blocks of 1,024
 units on 512 observations and the next ones, takes a free core of an AMD EPYC 0.32 s in float32 and,
 since it multiplies in bf16, 0.16 to 0.20 s there, two cores 0.23 and 0.10 s (commit d2f9539):
-90,000 updates for 100 k steps are three to eight hours, where SAC's took 17 minutes.
+90,000 updates for 100 k steps are two and a half to eight hours.
 """
 DISCRETE = """\
-The DQN family with rl-zoo3's budgets; and PQN, which needs no replay buffer, with more steps. On
-Acrobot they have rl-zoo3's hyper-parameters for LunarLander. On LunarLander gpurl's preset changes
-two of them: the rate falls to 0 and targets hold three steps. With a constant rate and single steps
-the last policies returned 161 and 142 (DQN), 116 and 76 (double), 258 and -11 (dueling) with seeds
-0 and 1 (commits 98dac49 and 57d9541), -162 (C51) and 185 (QR) with seed 0 (98dac49). It was chosen
-by trainings with other seeds, 10 to 12. Rainbow keeps the constant rate. On Acrobot, where it is
-constant too, double DQN with seed 0 fell from -71 at 95 k steps to -317. On CartPole they have
-gpurl's preset, with rl-zoo3's learning rate, number of updates and target network, which 128
-updates leave as it is; it was chosen by trainings with seeds 0 to 4, so these are no fresh ones.
-With a target that follows each update by 5 % double DQN had 314, 195 and 500, dueling DQN 378, 500
-and 500 (commits 719868f and 57d9541).
+The DQN family with rl-zoo3's budgets; and PQN, which needs no replay buffer, with more steps. All
+have gpurl's presets. On LunarLander this changes two of rl-zoo3's hyper-parameters: the rate falls
+to 0 and targets hold three steps. With a constant rate and single steps the last policies returned
+161 and 142 (DQN), 116 and 76 (double), 258 and -11 (dueling) with seeds 0 and 1 (commits 998dac49
+and 57d9541), -162 (C51) and 185 (QR) with seed 0 (998dac49). It was chosen by trainings with other
+seeds, 10 to 12. Rainbow keeps the constant rate. The preset for Acrobot is a small one, 32
+environments and half an update of 64×64 networks a step, for 10 s in place of minutes; it was
+chosen by trainings with seeds 10 to 13. rl-zoo3's sizes for LunarLander get a little more there,
+-77 and -70 (DQN), -76 (dueling), -77 (QR), -66 (C51) and -65 (Rainbow), but double DQN with seed 0
+fell from -71 at 95 k steps to -317 (commits 0027a47 and 91e6477). On CartPole they have rl-zoo3's
+learning rate, number of updates and target network, which 128 updates leave as it is; that preset
+was chosen by trainings with seeds 0 to 4, so these are no fresh ones. With a target that follows
+each update by 5 % double DQN had 314, 195 and 500, dueling DQN 378, 500 and 500 (commits 719868f
+and 57d9541).
 """
-BOX2D = "Gymnasium's Box2D tasks, mostly with rl-zoo3's hyper-parameters."
-CLASSIC = "The smallest tasks, most of them by their presets."
+BOX2D = "Gymnasium's Box2D tasks by their presets, mostly with rl-zoo3's hyper-parameters."
+CLASSIC = "The smallest tasks by their presets."
 CHASING = "gpurl's own task with 4096 environments, and three variants."
 PRESETS = """\
 What `gpurl train ALGORITHM ENV --num-envs N` gives without other settings: returns on 64, 1,024 and
@@ -116,23 +124,32 @@ environments × steps × epochs × minibatches.
 TARGETS = """\
 Most were set before the trainings: PPO's on MuJoCo, for the landers and BipedalWalker from the
 publications; half of Tianshou's mean at 1 M steps for SAC and TD3 at 300 k; two published standard
-deviations below the mean for FlashSAC; rl-zoo3's DQN for the DQN family on LunarLander; about
-what the script gets on Chasing; on a GPU mjlab's means. Trainings without a target are not listed.
-Four were set or changed when a result of the task was known:
-ppo-chasing-discrete (from 9.0 to 6.9, the script gets 7.06), a2c-pendulum,
-a2c-mountain_car_continuous and sac-mountain_car_continuous. Settings were also chosen by trainings
-with seeds of this page for A2C on Pendulum and the lander and the DQN family on CartPole.
+deviations below the mean for FlashSAC; rl-zoo3's DQN for the DQN family on LunarLander; on Chasing
+about what the script gets, for the presets 9.0; on a GPU mjlab's means. Some were set or changed
+when a result of the task was known: ppo-chasing-discrete (from 9.0 to 6.9, the script gets 7.06),
+a2c-pendulum, those of MountainCarContinuous but for PPO's, and of Acrobot but for PPO's. Settings
+were chosen by trainings with seeds of this page for PPO on MuJoCo (see there), for A2C on Pendulum
+and the lander and for the DQN family on CartPole. Not reached: SAC on BipedalWalker, whose last
+policy had 320 in the five episodes of the curve and 278 in 20 others, as two falls among them would
+give; on a GPU the double pendulum, which falls for good from some starts (see PPO), and Reacher by
+a tenth, where mjlab's seeds differ by 1.4.
 """
 CLOCK = """\
 Each algorithm for the same wall clock on one core, beside a training on the other one, or until the
-steps of its preset are done, if that is sooner. Rates fall with these steps: what the clock has
-stopped has not come to its small ones. FastSAC and FastTD3 have batches of 512 and networks of
-128×128 (Chasing), 64×64 and 128×128 (Pendulum) or 256×256 (half_cheetah) there; their publication
-has a GPU's sizes.
+steps in [clock_cases.py](../benchmarks/learning/clock_cases.py) are done, if that is sooner. Rates
+fall with these steps: what the clock has stopped has not come to its small ones. FastSAC and
+FastTD3 have batches of 512 and networks of 128×128 (Chasing), 64×64 and 128×128 (Pendulum) or
+256×256 (half_cheetah) there; their publication has a GPU's sizes.
+"""
+SETTINGS = """\
+Of gpurl what differs from the defaults, of the other libraries all that was set. A commit with +
+had changes that were not committed; two of a training: it was stopped at one and went on at the
+other.
 """
 AGAIN = """\
 ```bash
-make learn SUITE=full                          # days on two cores; it may be stopped and continues
+make learn                                     # the small tasks, about 25 minutes on two cores
+make learn SUITE=full                          # days; it may be stopped and continues
 python -m benchmarks.learning --only 'ppo-*'   # some cases
 python -m benchmarks.learning full --list      # what is finished
 python -m benchmarks.learning.report           # this page
@@ -157,6 +174,7 @@ def _cases(group: str) -> Callable[[Outcomes], list[str]]:
 
 SECTIONS = (
     Section("PPO at 1 M steps", PPO, tables.ppo_table, "ppo"),
+    Section("PPO on Gymnasium's MuJoCo", GYMNASIUM, _cases("gymnasium"), "gymnasium"),
     Section("Off-policy on MuJoCo", OFF_POLICY, _cases("off_policy"), "off_policy"),
     Section("Discrete actions", DISCRETE, tables.discrete_table, "discrete"),
     Section("Box2D", BOX2D, _cases("box2d"), "box2d"),
@@ -188,7 +206,7 @@ SECTIONS = (
     Section("Equal wall clock", CLOCK, tables.clock_table, "wall_clock", "time"),
     Section("Targets", TARGETS, tables.target_table),
     Section("Publications", "", lambda outcomes: tables.source_list()),
-    Section("Settings", "What differs from the defaults.", tables.settings_table),
+    Section("Settings", SETTINGS, tables.settings_table),
     Section("Machines", "", tables.machine_lines),
     Section("Again", AGAIN, lambda outcomes: []),
 )
@@ -196,7 +214,7 @@ SECTIONS = (
 
 def page(outcomes: Outcomes, pictures: Sequence[str]) -> str:
     """docs/results.md; pictures: the groups that have one."""
-    blocks = [INTRODUCTION.strip()]
+    blocks = [INTRODUCTION.strip().format(few_episodes=tables.few_episodes(outcomes))]
     for section in SECTIONS:
         blocks.append(f"## {section.title}")
         blocks += [

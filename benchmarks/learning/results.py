@@ -22,6 +22,7 @@ FOLDER = RESULTS / "learning"
 POINT = ("seed", "kind", "steps", "seconds", "return")
 PACKAGES = ("torch", "gymnasium", "mujoco", "stable-baselines3", "rsl-rl-lib", "mjlab")
 LOCK_SECONDS = 60.0
+END_EPISODES = 100  # of the last evaluation, at least
 CURVE, END = "curve", "end"
 
 
@@ -51,7 +52,8 @@ def path_of(case: Case, folder: Path = FOLDER) -> Path:
 
 def provenance(settings: str, device: str = "cpu") -> Row:
     """The columns that say how a training was made, for a training of this process on `device`."""
-    columns = {"settings": settings, "commit": commit(), "date": str(datetime.date.today())}
+    columns = {"episodes": str(END_EPISODES), "settings": settings, "commit": commit()}
+    columns["date"] = str(datetime.date.today())
     columns["gpurl"] = gpurl.__version__
     for package in PACKAGES:
         try:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.learning import results
 from benchmarks.learning.case import Case
-from benchmarks.learning.one_run import END_EPISODES, job_parser
+from benchmarks.learning.one_run import job_parser
 from benchmarks.learning.results import Point
 from benchmarks.learning.rsl_rl_cases import MJLAB
 from benchmarks.learning.suite import case_named
@@ -75,7 +75,7 @@ class Evaluations:
 
     def at_the_end(self) -> float:
         """That of others, at the end."""
-        return self._play(self._make_env(END_EPISODES), END_EPISODES, EVAL_SEED + 1)
+        return self._play(self._make_env(results.END_EPISODES), results.END_EPISODES, EVAL_SEED + 1)
 
     def _play(self, env: VecEnv, episodes: int, seed: int) -> float:
         low, high = (

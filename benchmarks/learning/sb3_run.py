@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import sync_envs_normalization as copy_sta
 
 from benchmarks.learning import results
 from benchmarks.learning.case import Case
-from benchmarks.learning.one_run import END_EPISODES, job_parser
+from benchmarks.learning.one_run import job_parser
 from benchmarks.learning.results import Point
 from benchmarks.learning.suite import case_named
 from gpurl.run.evaluator import EVAL_SEED
@@ -82,7 +82,7 @@ def train_seed(case: Case, seed: int) -> tuple[list[Point], Point]:
     evaluations = Evaluations(case, copies)
     model.learn(case.steps, callback=evaluations)
     seconds = evaluations.seconds()
-    value = evaluations.play(END_EPISODES, EVAL_SEED + 1)
+    value = evaluations.play(results.END_EPISODES, EVAL_SEED + 1)
     return evaluations.curve, Point(model.num_timesteps, seconds, value)
 
 

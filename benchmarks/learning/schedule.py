@@ -3,6 +3,7 @@ A stop, by Ctrl-C or by the time limit, saves the trainings that can be resumed 
 others.
 """
 
+import os
 import signal
 import subprocess
 import time
@@ -128,6 +129,8 @@ def run_all(
                     break
                 job = waiting.pop(0)
                 running[job] = places.start(job)
+                log = os.path.relpath(places.log_of(job))
+                report(f"{job.name}: begins, its output is in {log}")
             # stop
             if stop.is_wanted and not was_told:
                 was_told = True

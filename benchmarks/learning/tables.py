@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from benchmarks.learning.case import Case
-from benchmarks.learning.gpu_cases import GPU_CASES, MJLAB, PUBLISHED
+from benchmarks.learning.gpu_cases import GPU_CASES, MJLAB, MJLAB_RUNS
 from benchmarks.learning.gymnasium_cases import DISCRETE, DISCRETE_TASKS
 from benchmarks.learning.mujoco_cases import PPO_COLUMNS, PPO_MUJOCO
 from benchmarks.learning.outcomes import Outcome, published_median, verdicts
@@ -17,11 +17,14 @@ from benchmarks.learning.preset_cases import (
     preset_case_name,
 )
 from benchmarks.learning.published import COLUMNS, published
+from benchmarks.learning.results import END_EPISODES
 from benchmarks.learning.suite import CASES
 from gpurl.run.scores import Estimate, stratified_iqm
 
 Outcomes = dict[str, Outcome]
 NOT_RUN = "not run"
+# groups whose cases are compared with one another
+COMPARED = ("peers", "rsl_rl", "mjlab", "wall_clock")
 
 
 def number(value: float) -> str:
@@ -181,7 +184,7 @@ def gpu_table(outcomes: Outcomes) -> list[str]:
     header = ("task", "sizes", "steps", "mjlab", "its time", "gpurl: IQM [95 %]", "time")
     rows = []
     for case in GPU_CASES:
-        run = PUBLISHED[case.task]
+        run = MJLAB_RUNS[case.task]
         sizes = f"{run.num_envs} × {run.horizon} × {run.epochs} × {run.minibatches}"
         other = f"{number(run.mean)} ± {number(run.deviation)}"
         own = outcomes.get(case.name)
@@ -224,7 +227,21 @@ def target_table(outcomes: Outcomes) -> list[str]:
         f"{reached} of {len(was_run)} targets are reached; {len(all_targets) - len(was_run)} more "
         f"are not run."
     )
-    return [summary, "", *markdown(header, rows)]
+    with_target = {each.case.name for each in all_targets}
+    others = [
+        name
+        for name, case in CASES.items()
+        if name not in with_target and case.group not in COMPARED
+    ]
+    without = f"Without a target: {', '.join(others)}."
+    return [summary, "", without, "", *markdown(header, rows)]
+
+
+def few_episodes(outcomes: Outcomes) -> str:
+    """How many trainings had fewer episodes in their last evaluation than they would have now."""
+    seeds = [seed for outcome in outcomes.values() for seed in outcome.seeds]
+    few = sum(int(seed.last["episodes"]) < END_EPISODES for seed in seeds)
+    return f"{few} of {len(seeds)}"
 
 
 def settings_table(outcomes: Outcomes) -> list[str]:

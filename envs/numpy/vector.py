@@ -2,7 +2,9 @@
 
 import copy
 import importlib
+import logging
 import numbers as number_kinds
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ from gpurl.errors import EnvError, UsageError, did_you_mean, raised_at
 from gpurl.kernels.memory_errors import find_out_of_memory
 
 MakeEnv = Callable[[], gymnasium.Env]
+# what MuJoCo 4 says of Gymnasium's model of HalfCheetah, which its user cannot change
+MASS_WARNING = "compiler attribute 'settotalmass' is deprecated"
 VECTORIZATIONS = ("sync", "async", "vector", "envpool")
 # what is installed under another name than it is imported
 DISTRIBUTIONS = {
@@ -44,7 +48,9 @@ class Watched(gymnasium.Wrapper):
     """
 
     def __init__(self, make: MakeEnv, index: int) -> None:
-        super().__init__(make())
+        with without_mass_warning():
+            env = make()
+        super().__init__(env)
         self.index = index
         # called where an episode ended, before Gymnasium resets the environment
         self.watcher: Callable[[int], None] | None = None
@@ -188,7 +194,7 @@ def make_task(
     # single environments, or the vector environment that the task brings
     if vectorization in ("sync", "async"):
         return make_copies(
-            partial(gymnasium.make, spec, disable_env_checker=True, **options),
+            partial(_make_registered, spec, options),
             spec.id,
             num_envs,
             vectorization,
@@ -198,6 +204,14 @@ def make_task(
         raise UsageError(f"{spec.id} has no vector version; take vectorization sync or async")
     with explain_construction(spec.id):
         return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **options)
+
+
+def _make_registered(spec: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
+    """A single environment of the task; `options` go to its constructor."""
+    if isinstance(spec.entry_point, str):
+        load_env_creator(spec.entry_point)  # imports MuJoCo if the task needs it
+    with without_mass_warning():
+        return gymnasium.make(spec, disable_env_checker=True, **options)
 
 
 def make_copies(
@@ -211,6 +225,34 @@ def make_copies(
         if vectorization == "sync":
             return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         return Workers(makers, timeout)
+
+
+@contextmanager
+def without_mass_warning() -> Iterator[None]:
+    """A `with` block in which MASS_WARNING, which would come with each environment, is logged at
+    the level info only. Other warnings of MuJoCo go where they went, or to our log; before MuJoCo
+    is imported nothing changes.
+    """
+    mujoco: Any = sys.modules.get("mujoco")
+    if not hasattr(mujoco, "set_mju_user_warning"):
+        yield
+        return
+    before = mujoco.get_mju_user_warning()
+    log = logging.getLogger("gpurl")
+
+    def tell(text: str) -> None:
+        level = logging.INFO if MASS_WARNING in text else logging.WARNING
+        if before is not None and level == logging.WARNING:
+            before(text)
+        else:
+            log.log(level, "MuJoCo: %s", text)
+
+    mujoco.set_mju_user_warning(tell)
+    try:
+        yield
+    finally:
+        if mujoco.get_mju_user_warning() is tell:  # the environment has set none of its own
+            mujoco.set_mju_user_warning(before)
 
 
 @contextmanager

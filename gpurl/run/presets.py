@@ -165,6 +165,95 @@ LANDER_DQN: Preset = {
     "epsilon_end": 0.1,
     "network": {"hidden": [256, 256]},
 }
+# rl-zoo3's PPO for the landers
+LANDER_PPO: Preset = {
+    "num_envs": 16,
+    "total_steps": 1_000_000,
+    "horizon": 1024,
+    "minibatches": 256,
+    "epochs": 4,
+    "gamma": 0.999,
+    "gae_lambda": 0.98,
+    "entropy_coef": 0.01,
+    "value_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "learning_rate": 3e-4,
+    "schedule": "constant",
+}
+# rl-zoo3's discount, longer rollouts. With 16 steps, 0.99, 0.95 and 1e-3 A2C ends at -109, and at
+# -100 with 32 environments, 0.999, 0.98 and 2e-3 (seed 0)
+LANDER_A2C: Preset = {
+    "num_envs": 16,
+    "total_steps": 1_000_000,
+    "horizon": 64,
+    "gamma": 0.999,
+    "gae_lambda": 0.98,
+    "learning_rate": 3e-3,
+    "schedule": "linear",
+}
+# rl-zoo3's SAC and TD3 for Box2D, with eight environments in place of one
+BOX2D: Preset = {
+    "num_envs": 8,
+    "updates": 8,
+    "learning_starts": 10_000,
+    "actor_network": {"hidden": [400, 300]},
+    "critic_network": {"hidden": [400, 300]},
+}
+BOX2D_SAC: Preset = BOX2D | {"total_steps": 500_000, "learning_rate": 7.3e-4}
+LANDER_SAC = BOX2D_SAC | {"tau": 0.01, "schedule": "linear", "replay_size": 500_000}
+WALKER_SAC = BOX2D_SAC | {"tau": 0.02, "gamma": 0.98, "replay_size": 300_000}
+BOX2D_TD3: Preset = BOX2D | {"learning_rate": 1e-3, "gamma": 0.98, "replay_size": 200_000}
+# rl-zoo3's SAC explores by noise that depends on the state (gSDE); here noise lasts up to 32 steps,
+# without which SAC never reaches the flag
+CAR_SAC: Preset = {
+    "num_envs": 32,
+    "total_steps": 50_000,
+    "updates": 32,
+    "learning_starts": 5_000,
+    "gamma": 0.9999,
+    "tau": 0.01,
+    "noise_span": 32,
+    "noise_exponent": 0.5,
+    "actor_network": {"hidden": [64, 64]},
+    "critic_network": {"hidden": [64, 64]},
+}
+CAR_TD3: Preset = {
+    "num_envs": 8,
+    "total_steps": 300_000,
+    "horizon": 2,
+    "updates": 8,
+    "learning_starts": 5_000,
+    "noise": "ornstein_uhlenbeck",
+    "noise_std": 0.5,
+}
+CAR_PPO: Preset = {
+    "num_envs": 1024,
+    "total_steps": 4_000_000,
+    "horizon": 32,
+    "gamma": 0.999,
+    "initial_std": 1.5,
+}
+# rl-zoo3's rollouts, discount and lambda, on more environments at a higher rate. With 16 steps,
+# 0.95 and 7e-4 A2C ends at -880 on Pendulum, and on MountainCarContinuous it pushes all the time
+PENDULUM_A2C: Preset = {
+    "num_envs": 32,
+    "total_steps": 1_000_000,
+    "horizon": 8,
+    "initial_std": 0.6,
+    "gamma": 0.9,
+    "gae_lambda": 0.9,
+    "learning_rate": 2e-3,
+    "schedule": "linear",
+}
+CAR_A2C: Preset = {
+    "num_envs": 64,
+    "total_steps": 1_000_000,
+    "horizon": 100,
+    "gamma": 0.99,
+    "gae_lambda": 0.98,
+    "learning_rate": 3e-3,
+    "schedule": "linear",
+}
 # IsaacGymEnvs' settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there; max_epochs
 # iterations give total_steps. Omitted are reward_shaper's scale, which normalised returns and
 # advantages undo, and mixed_precision. rl_games checks the KL divergence after every minibatch
@@ -362,6 +451,20 @@ PRESETS: dict[tuple[str, str], Preset] = {
     # with a constant rate and single steps good policies are lost again (docs/results.md)
     ("dqn", "gymnasium_cpu:LunarLander-v3"): LANDER_DQN | {"schedule": "linear", "n_step": 3},
     ("rainbow", "gymnasium_cpu:LunarLander-v3"): LANDER_DQN | {"v_min": -300.0, "v_max": 300.0},
+    ("ppo", "gymnasium_cpu:LunarLander-v3"): LANDER_PPO,
+    ("ppo", "gymnasium_cpu:LunarLanderContinuous-v3"): LANDER_PPO,
+    ("a2c", "gymnasium_cpu:LunarLanderContinuous-v3"): LANDER_A2C,
+    ("sac", "gymnasium_cpu:LunarLanderContinuous-v3"): LANDER_SAC,
+    ("td3", "gymnasium_cpu:LunarLanderContinuous-v3"): BOX2D_TD3 | {"total_steps": 300_000},
+    ("sac", "gymnasium_cpu:BipedalWalker-v3"): WALKER_SAC,
+    ("td3", "gymnasium_cpu:BipedalWalker-v3"): BOX2D_TD3 | {"total_steps": 1_000_000},
+    ("ppo", "mountain_car_continuous"): CAR_PPO,
+    ("a2c", "mountain_car_continuous"): CAR_A2C,
+    ("sac", "mountain_car_continuous"): CAR_SAC,
+    ("td3", "mountain_car_continuous"): CAR_TD3,
+    ("ppo", "acrobot"): {"num_envs": 1024, "horizon": 16, "total_steps": 2_000_000},
+    ("a2c", "acrobot"): {"num_envs": 16, "learning_rate": 7e-4, "total_steps": 500_000},
+    ("a2c", "pendulum"): PENDULUM_A2C,
     ("pqn", "cart_pole"): dict(num_envs=32, horizon=64, total_steps=300_000, reward_scale=0.1),
     ("pqn", "gymnasium_cpu"): {"num_envs": 32, "horizon": 64, "total_steps": 500_000},
     ("ppo", "chasing"): dict(
@@ -430,9 +533,10 @@ PRESETS: dict[tuple[str, str], Preset] = {
 }
 
 
+ANY_MUJOCO = (*MUJOCO_TASKS, "mujoco")  # the last one: a task of one's own
 # those of a CPU and of up to MAX_FEW environments, which take the place of PRESETS
 FEW_PRESETS: dict[tuple[str, str], Preset] = {
-    **{("ppo", task): FEW_CONTINUOUS for task in MUJOCO_TASKS},
+    **{("ppo", task): FEW_CONTINUOUS for task in ANY_MUJOCO},
     ("ppo", "ant"): FEW_ANT,
     ("ppo", "swimmer"): FEW_SWIMMER,
     ("ppo", "inverted_double_pendulum"): FEW_DOUBLE_PENDULUM,
@@ -440,16 +544,16 @@ FEW_PRESETS: dict[tuple[str, str], Preset] = {
     **{
         (name, task): ONE_UPDATE_A_STEP | SAC_RATES
         for name in ("sac", "mod_sac")
-        for task in MUJOCO_TASKS
+        for task in ANY_MUJOCO
     },
-    **{("redq", task): FEW_REDQ for task in MUJOCO_TASKS},
-    **{(name, task): FEW_FAST for name in ("fast_td3", "fast_sac") for task in MUJOCO_TASKS},
-    **{("flash_sac", task): FEW_FLASH for task in MUJOCO_TASKS},
+    **{("redq", task): FEW_REDQ for task in ANY_MUJOCO},
+    **{(name, task): FEW_FAST for name in ("fast_td3", "fast_sac") for task in ANY_MUJOCO},
+    **{("flash_sac", task): FEW_FLASH for task in ANY_MUJOCO},
     # a deterministic actor explores little, so more random actions come first
     **{
         (name, task): ONE_UPDATE_A_STEP | {"learning_starts": 25_000}
         for name in ("ddpg", "td3")
-        for task in MUJOCO_TASKS
+        for task in ANY_MUJOCO
     },
 }
 
@@ -487,8 +591,7 @@ def preset(
     if count is None:
         return values
     if "updates" not in values:
-        has_few = is_few and (algorithm, env) in FEW_PRESETS
-        return _with_whole_rollouts(algorithm, values, count) if has_few else values
+        return _with_whole_rollouts(algorithm, values, count)
     config = config_class(resolve_algorithm(algorithm))
     assert issubclass(config, OffPolicyConfig)
     return fit_updates(values, count, getattr(config, "policy_delay", 1), config.replay_size)
@@ -540,10 +643,11 @@ def _with_whole_rollouts(algorithm: str, values: Preset, num_envs: int) -> Prese
     """A preset of few environments, for fewer: each plays more steps, so that a rollout stays as
     large. One of 32 steps of one environment would be minibatches of one row.
     """
-    made_for = values["num_envs"]
-    assert isinstance(made_for, int)
-    if num_envs >= made_for:
+    made_for = values.get("num_envs")
+    if not isinstance(made_for, int) or not num_envs < made_for <= MAX_FEW:
         return values
+    if not hasattr(config_class(resolve_algorithm(algorithm)), "minibatches"):
+        return values  # bc learns from no rollouts
     return values | {"horizon": _horizon(algorithm, values, num_envs)}
 
 
@@ -600,10 +704,12 @@ def _is_cpu(device: object) -> bool:
 def name_for_presets(name: str, kind: type, package: str) -> str:
     """The name under which presets are found: `name` itself if `package` contains it, else that of
     the nearest base class in `package`, so that a subclass of an adapter gets the adapter's
-    presets.
+    presets; "mujoco" for a MuJoCo task of one's own.
     """
     for base in kind.__mro__:
         if base.__module__.startswith(f"{package}."):
-            base_name = base.__module__.rpartition(".")[2]
+            parent, _, base_name = base.__module__.rpartition(".")
+            if base_name == "base":
+                return parent.rpartition(".")[2]
             return name if name.partition(":")[0] == base_name else base_name
     return name

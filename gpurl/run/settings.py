@@ -198,6 +198,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        if self.eval_every == 0:
+            raise UsageError(
+                "eval_every must be at least 1, got 0: for no evaluations take eval_episodes 0"
+            )
         above_zero = ("max_seconds", "rank_timeout", "pbt_fraction")
         check_numbers(self, MINIMUMS, above_zero, zero_to_one=("pbt_resample",))
         if self.graph == "policy" and self.rollout == "persistent":

@@ -7,12 +7,13 @@ import pytest
 from benchmarks.learning import report, results, tables
 from benchmarks.learning.case import Case
 from benchmarks.learning.outcomes import Outcome, published_median, read_outcomes, verdicts
-from benchmarks.learning.pictures import draw
+from benchmarks.learning.pictures import at_the_same_steps, draw, in_minutes
 from benchmarks.learning.published import COLUMNS, published
 from benchmarks.learning.results import Point
 from benchmarks.learning.suite import CASES, GROUPS
 
 MACHINE = dict.fromkeys(("cpu", "gpurl", "torch", "gymnasium", "mujoco", "commit"), "x")
+MACHINE["episodes"] = "100"
 
 
 def write(name: str, values: list[float], folder: Path, steps: int | None = None) -> Case:
@@ -110,7 +111,11 @@ def test_the_page_shows_results_and_says_what_was_not_run(tmp_path: Path) -> Non
     write("sb3-sac-hopper", [15.0], tmp_path)
     write("clock-ppo-pendulum", [-150.0], tmp_path)
     write("c51-acrobot", [-80.0], tmp_path)
+    old = MACHINE | {"settings": CASES["ppo-chasing"].resolved_settings(), "threads": "1"}
+    ends = Point(20_000_000, 1.0, 9.0)
+    results.add(CASES["ppo-chasing"], 0, [], ends, old | {"episodes": "20"}, tmp_path)
     text = report.page(read_outcomes(tmp_path), ["ppo"])
+    assert "(1 of 16\ntrainings, the older ones: 20 or more" in text
     assert "| half_cheetah | 5,784 | 5,784 | 5 | 60 s | 1,443 ± 46 | 5,784 ± 1,244 |" in text
     assert "| walker2d | not run |  |  |  | 2,288 ± 572 |" in text
     # 1 and a half of the published medians, five seeds each: of ten values the middle six
@@ -119,12 +124,13 @@ def test_the_page_shows_results_and_says_what_was_not_run(tmp_path: Path) -> Non
         in text
     )
     assert "| sac-hopper | 100 k | 15 [10, 20] (2) | 15 (1) | 60 s | 60 s | 1.0 |" in text
-    assert "| ppo-lunar_lander | 300 k | not run | not run |  |  |  |" in text
+    assert "| ppo-lunar_lander | 1 M | not run | not run |  |  |  |" in text
     assert "| ppo-pendulum | 60 s | 10 M | -150 | 1 |" in text
     assert "| c51 | not run at 50 k | -80 (1) at 100 k | not run at 100 k |" in text
     assert "(../benchmarks/results/learning/ppo.png)" in text
     assert "off_policy.png" not in text
-    assert "2 of 4 targets are reached; " in text  # of HalfCheetah both, of Hopper none
+    assert "3 of 6 targets are reached; " in text  # HalfCheetah's two, not Hopper's, and C51's
+    assert "\nWithout a target: ddpg-half_cheetah, " in text
     assert all(f" {column.name} {column.steps}" in text for column in COLUMNS.values())
 
 
@@ -169,6 +175,17 @@ def test_a_picture_has_a_panel_for_each_task(tmp_path: Path, axis: str) -> None:
     picture = matplotlib.image.imread(path)
     assert picture.shape[:2] == pytest.approx((2.9 * 110, 8.0 * 110), abs=2)  # two panels
     assert not draw([], path, axis)
+
+
+def test_a_fast_seed_does_not_end_the_line_of_a_slow_one(tmp_path: Path) -> None:
+    case = CASES["gym-ppo-hopper"]
+    for seed, seconds in enumerate((60.0, 180.0)):
+        curve = [Point(steps, seconds * steps / 100, steps / 10) for steps in (0, 50, 100)]
+        columns = MACHINE | {"settings": case.resolved_settings(), "threads": "1"}
+        results.add(case, seed, curve, Point(100, seconds, 10.0), columns, tmp_path)
+    minutes, values = at_the_same_steps(read_outcomes(tmp_path)[case.name], in_minutes)
+    assert (minutes[0], minutes[-1]) == (0.0, 2.0)
+    assert values[:, -1].tolist() == [10.0, 10.0]
 
 
 def test_every_group_has_its_section() -> None:

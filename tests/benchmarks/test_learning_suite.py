@@ -6,6 +6,9 @@ import dataclasses
 import itertools
 import json
 import math
+import os
+import re
+import statistics
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.learning import __main__ as learning
 from benchmarks.learning import one_run, results, schedule
 from benchmarks.learning.__main__ import main, missing, overview
 from benchmarks.learning.case import Case
@@ -23,6 +27,7 @@ from benchmarks.learning.results import Point
 from benchmarks.learning.rsl_rl_cases import MJLAB_CASES, RSL_RL_CASES
 from benchmarks.learning.schedule import Job, Places, Stop, in_order, run_all
 from benchmarks.learning.suite import CASES, GROUPS, case_named, select
+from benchmarks.results_table import ROOT
 from gpurl.algorithms import algorithm_names
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.run.settings import make_settings
@@ -182,6 +187,24 @@ def test_patterns_choose_cases_and_groups() -> None:
         case_named("x")
 
 
+def test_the_short_suite_takes_the_time_that_the_pages_say() -> None:
+    minutes = 0.0  # of one core
+    for case in select("short"):
+        if found := results.read(case):
+            training = statistics.median(each.end.seconds for each in found) / 60 * case.threads
+            assert training <= 10, case.name
+            minutes += training * case.seeds
+    for page, pattern in (
+        ("README.md", r"`make learn` .*? (\d+) minutes on two cores"),
+        ("benchmarks/README.md", r"\| (\d+) minutes; days \|"),
+        ("docs/features.md", r"`make learn` .*? (\d+) minutes on two cores"),
+    ):
+        said = re.search(pattern, (ROOT / page).read_text(), re.DOTALL)
+        assert said is not None, page
+        # starts and last evaluations take time besides
+        assert minutes / 2 <= int(said[1]) <= 1.5 * minutes / 2, page
+
+
 def test_a_case_scales_its_steps_and_its_time() -> None:
     case = Case("x", "test", "ppo", "pendulum", 1000, settings={"max_seconds": 60.0})
     scaled = case.scaled(0.1)
@@ -236,6 +259,10 @@ def test_other_settings_make_a_result_stale(
     wanted = f"again: total_steps {TINY.steps} then, {changed.steps} now\n"
     assert f"tiny seed 0 had other settings and runs {wanted}" in capsys.readouterr().out
     assert overview([TINY], 2, tmp_path).splitlines()[1].split()[-2:] == ["2", "1"]
+    # seeds, finished, stale
+    assert overview([changed], 2, tmp_path).splitlines()[1].split()[-3:] == ["2", "0", "0"]
+    write(TINY, 1, 3.0, tmp_path)
+    assert overview([changed], 3, tmp_path).splitlines()[1].split()[-3:] == ["3", "0", "0,1"]
 
 
 # ---- one training ----
@@ -295,6 +322,27 @@ def test_a_scaled_suite_does_not_replace_published_results(
     assert "--scale needs an --out of its own" in capsys.readouterr().err
 
 
+def test_a_command_says_what_there_is_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(learning, "select", lambda *_: [TINY])
+    monkeypatch.setattr(learning, "run_all", lambda *_: [])
+    monkeypatch.setattr(sys, "argv", ["learning", "--seeds", "1", "--out", str(tmp_path)])
+    page = "python -m benchmarks.learning.report makes docs/results.md from these CSV files\n"
+    assert main() == 0
+    assert capsys.readouterr().out == "1 trainings of 1 cases\n"
+    # the page is made from the published results only
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert main() == 0
+    assert capsys.readouterr().out == f"1 trainings of 1 cases\n{page}"
+    write(TINY, 0, 3.0, tmp_path)
+    assert main() == 0
+    assert capsys.readouterr().out == (
+        f"nothing to do: all seeds asked for are in {os.path.relpath(tmp_path)} already; "
+        f"--out FOLDER repeats them elsewhere\n{page}"
+    )
+
+
 def test_a_curve_has_the_finite_evaluations_only(tmp_path: Path) -> None:
     lines = [
         {"step": 10, "time": 1.0, "rollout/ep_rew_mean": 3.0},
@@ -335,7 +383,10 @@ def test_a_stop_saves_a_training_and_the_next_command_continues_it(tmp_path: Pat
     told: list[str] = []
     failed = run_all([Job(case, 0), Job(case, 1)], where, 1, StopWhen(metrics, 5), told.append)
     assert not failed
-    assert told == ["stopping: the same command continues later", f"{case.name} seed 0: stopped"]
+    assert told[1:] == [
+        "stopping: the same command continues later",
+        f"{case.name} seed 0: stopped",
+    ]
     assert not results.read(case, where.out)
     before = one_run.read_curve(metrics.parent)[0]
     assert 0 < before[-1].steps < case.steps
@@ -365,10 +416,14 @@ def test_a_failed_training_is_named_and_stops_no_other(tmp_path: Path) -> None:
     jobs = [Job(TINY, seed) for seed in range(3)]
     failed = run_all(jobs, where, 2, Stop(None), told.append)
     assert failed == [jobs[1]]
+    logs = os.path.relpath(where.log_of(jobs[0]).parent)
     assert sorted(told) == [
         "tiny seed 0: 0",
+        f"tiny seed 0: begins, its output is in {logs}/seed_0.log",
+        f"tiny seed 1: begins, its output is in {logs}/seed_1.log",
         "tiny seed 1: failed with code 3:\n1",
         "tiny seed 2: 2",
+        f"tiny seed 2: begins, its output is in {logs}/seed_2.log",
     ]
 
 
@@ -418,8 +473,8 @@ def test_a_stop_waits_for_what_cannot_be_resumed(
     case = Case("peer", "test", "ppo", "pendulum", 1, trainer="sb3")
     told: list[str] = []
     assert not run_all([Job(case, 0), Job(case, 1)], where, 1, StopWhen(mark, 1), told.append)
-    assert "waiting for peer seed 0, which cannot be resumed" in told[0]
-    assert told[1:] == ["peer seed 0: done"]
+    assert "waiting for peer seed 0, which cannot be resumed" in told[1]
+    assert told[2:] == ["peer seed 0: done"]
 
 
 def test_the_first_seed_of_every_case_comes_first() -> None:

@@ -703,6 +703,7 @@ def test_a_picture_that_cannot_be_written_belongs_elsewhere(
         (["train", "ppo", "chasing", "-n", "8"], "gpurl: -n is not known"),
         (["train", "ppo", "chasing", "--schedule", "linea"], "'linea'; did you mean linear? it"),
         (["train", "ppo", "chasing", "num_envs=0"], "num_envs must be at least 1, got 0"),
+        (["train", "ppo", "chasing", "eval_every=0"], "for no evaluations take eval_episodes 0"),
         (["train", "ppo", "chasing", "network.activation=sine"], "one of tanh, elu, relu"),
         (["train", "ppo", "chasing", "--config"], "--config needs a value"),
         (["train", "ppo", "chasing", "--network.options", "--quiet"], "takes pairs, as in"),
@@ -830,12 +831,12 @@ def test_gymnasiums_tasks_share_a_preset_of_few_environments() -> None:
 
 def test_what_is_known_of_a_task_wins_over_what_is_known_of_its_algorithm() -> None:
     num_envs = [
-        settings("td3", env)["num_envs"]
+        settings("ddpg", env)["num_envs"]
         for env in ("mountain_car_continuous", "gymnasium_cpu:Pendulum-v1", "pendulum")
     ]
     assert num_envs == [64, 8, 64]
-    assert settings("td3", "pendulum")["total_steps"] == 40_000
-    assert settings("td3", "mountain_car_continuous")["total_steps"] == 1_000_000
+    assert settings("ddpg", "pendulum")["total_steps"] == 40_000
+    assert settings("ddpg", "mountain_car_continuous")["total_steps"] == 1_000_000
 
 
 @pytest.mark.parametrize("words", [["network.memory=gru"], ["num_envs=1", "horizon=16"]])

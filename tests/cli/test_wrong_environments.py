@@ -931,6 +931,9 @@ def test_a_training_says_it_too(
         (["pendulum", "--env.render-mode", "human"], "no option render_mode; it has: max_episode"),
         (["my_folder/my_env.py"], "a file is given by its module path, my_folder.my_env. Known: "),
         (["nowhere_to_be_found"], "(there is no nowhere_to_be_found.py in "),
+        # what may be meant comes before the long list
+        (["LunarLander-v2"], "'LunarLander-v2'; Gymnasium has LunarLander-v3. Known: acrobot, "),
+        (["Pendulum-v0"], "mean pendulum or inverted_pendulum? Gymnasium has Pendulum-v1. "),
     ],
 )
 def test_a_wrong_name_or_option_is_one_line(

@@ -2,7 +2,11 @@
 in every way of resetting.
 """
 
+import logging
 import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -542,6 +546,59 @@ def test_where_arguments_are_not_known_task_options_hold_them(
     assert [single.unwrapped.g for single in env._env.envs] == [1.5, 1.5]
     with pytest.raises(UsageError, match=r"task_options must be a dict .* got 'g=1.5'"):
         make_env("Hidden-v0", 2, task_options="g=1.5")
+
+
+@pytest.mark.parametrize(
+    ("vectorization", "method"), [("sync", "fork"), ("async", "fork"), ("async", "spawn")]
+)
+def test_mujoco_says_nothing_of_the_model_of_half_cheetah(
+    vectorization: str, method: str, tmp_path: Path
+) -> None:
+    """In a process of its own, which has not imported MuJoCo."""
+    pytest.importorskip("mujoco")
+    code = (
+        "import multiprocessing\n"
+        f"multiprocessing.set_start_method({method!r})\n"
+        "from gpurl.envs import make_env\n"
+        f"env = make_env('HalfCheetah-v5', 2, vectorization={vectorization!r})\n"
+        "print(env.reset()[0].shape)\n"
+        "env.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stderr, done.stdout) == ("", "torch.Size([2, 17])\n")
+    assert not list(tmp_path.iterdir())  # no MUJOCO_LOG.TXT
+
+
+def test_other_warnings_of_mujoco_stay(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mujoco = pytest.importorskip("mujoco")
+    own = mujoco.get_mju_user_warning()
+    told: list[str] = []
+
+    def make_cheetah() -> gymnasium.Env:
+        env = gymnasium.make("HalfCheetah-v5")
+        unwrapped: Any = env.unwrapped
+        unwrapped.data.qpos[0] = np.nan
+        mujoco.mj_checkPos(unwrapped.model, unwrapped.data)
+        return env
+
+    try:
+        # to the handler that was there; without one to our log
+        mujoco.set_mju_user_warning(told.append)
+        GymnasiumCpu(2, env=make_cheetah)
+        assert mujoco.get_mju_user_warning() == told.append
+        mujoco.set_mju_user_warning(None)
+        with caplog.at_level(logging.WARNING, "gpurl"):
+            GymnasiumCpu(2, env=make_cheetah)
+        assert mujoco.get_mju_user_warning() is None
+    finally:
+        mujoco.set_mju_user_warning(own)
+    for texts in (told, caplog.messages):
+        assert len(texts) == 2
+        assert all("QPOS" in text for text in texts)
 
 
 def test_packed_transfer_keeps_every_array() -> None:

@@ -81,8 +81,11 @@ def test_unknown_tasks_and_options_are_named() -> None:
             match=r"registers it: gymnasium_cpu:ale_py:ALE/Nothing-v5, after pip install 'gymn",
         ):
             make_env(name, 2)
-    with pytest.raises(UsageError, match=r"gymnasium_cpu:PACKAGE:Own/Nothing-v0$"):
+    with pytest.raises(UsageError, match=r"gymnasium_cpu:PACKAGE:Own/Nothing-v0\. Known: acrobot"):
         make_env("Own/Nothing-v0", 2)
+    # of a package that can be imported
+    with pytest.raises(UsageError, match=r"found none\. Gymnasium finds .*json:Own/Nothing-v0$"):
+        make_env("json:Own/Nothing-v0", 2)
     with pytest.raises(UsageError, match=r"; No module named 'no_such'; pip install no_such$"):
         make_env("gymnasium_cpu:no_such:Own/Nothing-v0", 2)
     with pytest.raises(

@@ -16,6 +16,7 @@ mujoco = pytest.importorskip("mujoco")
 pytest.importorskip("mujoco_warp")
 
 NUM_ENVS, STEPS = 4, 30
+POSITIONS = int(mujoco.mjtState.mjSTATE_QPOS) | int(mujoco.mjtState.mjSTATE_QVEL)
 # ours: (Gymnasium's, largest difference of observations relative to 1 or to their size, of
 # rewards), five times what was seen
 TASKS = {
@@ -198,3 +199,9 @@ def test_whole_episodes_on_a_cpu_are_gymnasiums(name: str) -> None:
             np.testing.assert_allclose(
                 step.obs[row].numpy(), peers.reset(row), rtol=1e-6, atol=1e-6
             )
+        else:
+            state = np.empty(mujoco.mj_stateSize(peer.model, POSITIONS))
+            mujoco.mj_getState(peer.model, peer.data, state, POSITIONS)
+            start = env._worlds._offsets["qpos"][0]
+            ours = env._worlds.rows[row, start : start + len(state)].numpy()
+            np.testing.assert_array_equal(ours, state)
