@@ -43,7 +43,7 @@ class SACConfig(ActorCriticConfig):
     """Learning rate of the temperature; by default learning_rate."""
     target_entropy: float | None = None
     """Entropy in nats that a learned temperature aims at; by default minus the number of actions,
-    on a Discrete space 0.89 of the largest entropy.
+    on a Discrete space 0.7 of the largest entropy.
     """
 
     noise_span: int = 1

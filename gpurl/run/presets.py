@@ -143,6 +143,33 @@ CART_POLE: Preset = {
     "reward_scale": 0.1,
     "network": {"hidden": [64, 64]},
 }
+# the sizes of DQN's. Values and entropies must move as fast as 64 updates in 256 steps allow, and
+# pole velocities are many times the cart's
+CART_POLE_SAC: Preset = {
+    "num_envs": 32,
+    "total_steps": 50_000,
+    "horizon": 8,
+    "updates": 64,
+    "batch_size": 64,
+    "learning_starts": 1000,
+    "replay_size": 50_000,
+    "learning_rate": 2.3e-3,
+    "schedule": "linear",
+    "tau": 0.05,
+    "n_step": 3,
+    "reward_scale": 0.1,
+    "initial_temperature": 0.1,
+    "normalize_obs": True,
+    "actor_network": {"hidden": [64, 64]},
+    "critic_network": {"hidden": [64, 64]},
+}
+ACROBOT_SAC: Preset = CART_POLE_SAC | {
+    "total_steps": 40_000,
+    "learning_rate": 1e-3,
+    "reward_scale": 1.0,
+    "initial_temperature": 1.0,
+    "normalize_obs": False,
+}
 # learnt in 10,000 steps, with the default sizes in 70,000
 ACROBOT: Preset = CART_POLE | {
     "total_steps": 100_000,
@@ -446,6 +473,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("flash_sac", "chasing"): FLASH_CHASING,
     ("dqn", "cart_pole"): CART_POLE,
     ("rainbow", "cart_pole"): CART_POLE | {"v_min": 0.0, "v_max": 10.0},
+    **{(name, "cart_pole"): CART_POLE_SAC for name in ("sac", "discrete_sac")},
+    **{(name, "acrobot"): ACROBOT_SAC for name in ("sac", "discrete_sac")},
     ("dqn", "acrobot"): ACROBOT,
     ("rainbow", "acrobot"): ACROBOT | {"v_min": -100.0, "v_max": 0.0},
     # with a constant rate and single steps good policies are lost again (docs/results.md)

@@ -1,12 +1,14 @@
 """What a run reports while it trains: log entries, notes and warnings. Each log entry takes one
 transfer from the device."""
 
+import math
 import time
 
 from torch import Tensor
 
 from gpurl.algorithms.base import Metrics
 from gpurl.algorithms.off_policy import OffPolicyConfig
+from gpurl.algorithms.sac import SAC
 from gpurl.engine.eager import Eager
 from gpurl.engine.statistics import to_host
 from gpurl.guards.space import SpaceGuard
@@ -41,6 +43,7 @@ class Reporter:
         self._gpu_figures = GpuFigures(engine.env.device)
         self._space = SpaceGuard(engine.guards.env_name, engine.env)
         self._warned_of_no_transitions = False
+        self._warned_of_temperature = False
 
     def begin(self, total_steps: int, remaining_steps: int) -> None:
         """Say how many updates will follow. Warn if they are few, if one iteration is longer than
@@ -141,6 +144,7 @@ class Reporter:
                 f"environments marked each of them as no transition (info['valid'] is False), as "
                 f"if every step were a reset"
             )
+        self._warn_of_temperature(values)
         phases = {"collect": 0.0, "update": 0.0} | engine.stopwatch.read()
         phases.pop("other", None)
         values |= {f"time/{phase}_seconds": spent for phase, spent in phases.items()}
@@ -156,6 +160,21 @@ class Reporter:
         self.logged_steps = engine.steps
         values |= self._gpu_figures.read()
         self.write(values | {name: float(x) for name, x in own_values.items()})
+
+    def _warn_of_temperature(self, values: dict[str, float]) -> None:
+        """Warn once if a learned temperature is as high as it may be."""
+        algorithm = self.engine.algorithm
+        if self._warned_of_temperature or not isinstance(algorithm, SAC):
+            return
+        highest = math.exp(algorithm.log_temperature_limits[1])
+        is_learned = algorithm.config.temperature is None
+        if is_learned and values.get("train/ent_coef", 0.0) > 0.99 * highest:
+            self._warned_of_temperature = True
+            self.display.warn(
+                f"the temperature has reached its limit {highest:.2g}, and the entropy of the "
+                f"policy is still below target_entropy {algorithm.target_entropy:.3g}: give a "
+                f"lower one, or a fixed temperature"
+            )
 
     def _of_all_ranks(
         self, values: dict[str, float], sums: dict[str, float]

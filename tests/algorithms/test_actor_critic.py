@@ -257,14 +257,13 @@ class ReferenceSAC(Reference):
         cost = self.log_temperature.detach().exp() * log_prob - self.climbed(answers)
         return cost[self.counts].mean(), log_prob[self.counts], log_std[self.counts]
 
+    def wanted_entropy(self) -> float:
+        target = self.config.target_entropy
+        return self.reference_entropy if target is None else target
+
     def move_temperature(self, entropy: Tensor) -> None:
-        expected = (
-            self.reference_entropy
-            if self.config.target_entropy is None
-            else self.config.target_entropy
-        )
         if self.config.temperature is None:
-            self.step("temperature", self.log_temperature * (entropy - expected))
+            self.step("temperature", self.log_temperature * (entropy - self.wanted_entropy()))
 
 
 class ReferenceModSAC(ReferenceSAC):
@@ -287,7 +286,10 @@ class ReferenceModSAC(ReferenceSAC):
 
 
 class ReferenceDiscreteSAC(ReferenceSAC):
-    reference_entropy = 0.89 * float(np.log(ACTIONS))
+    reference_entropy = 0.7 * float(np.log(ACTIONS))
+
+    def unpaid(self) -> float:
+        return self.wanted_entropy() if self.config.temperature is None else 0.0
 
     def update(self, data: dict[str, Tensor], number: int) -> None:
         temperature = self.log_temperature.detach().exp()
@@ -299,7 +301,7 @@ class ReferenceDiscreteSAC(ReferenceSAC):
                 .values
             )
             target = data["reward"] + data["discount"] * (
-                (policy.probs * value).sum(1) + temperature * policy.entropy()
+                (policy.probs * value).sum(1) + temperature * (policy.entropy() - self.unpaid())
             )
         taken = data["action"].long()[:, None]
         self.regress(
@@ -349,6 +351,8 @@ CASES = [
     ),
     ("mod_sac", ReferenceModSAC, {"updates": 4, "temperature": 9.0}),
     ("discrete_sac", ReferenceDiscreteSAC, {}),
+    ("discrete_sac", ReferenceDiscreteSAC, {"target_entropy": 0.3}),
+    ("discrete_sac", ReferenceDiscreteSAC, {"temperature": 0.3}),
     (
         "discrete_sac",
         ReferenceDiscreteSAC,

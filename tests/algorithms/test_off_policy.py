@@ -151,6 +151,46 @@ def test_the_soft_value_of_a_bandit() -> None:
     )
 
 
+class Alive(Bandit):
+    """Action 1 is rewarded with 1, action 0 ends the episode."""
+
+    single_action_space = Discrete(2)
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        return {"x": state["x"] * 1.0}, action.float(), action == 0
+
+
+def test_staying_alive_leaves_the_target_entropy_in_reach() -> None:
+    """With the entropy 0.7 log 2 staying has p = 0.8107 and V = p (1 + 0.9 V). Beside the end it is
+    worth 1 + 0.9 V = 1 / (1 - 0.9 p), which is logit p times the temperature, 2.543. Paid for all
+    of its entropy a policy has less of it, 0.65 log 2 or less, at any temperature.
+    """
+    env = Alive(16)
+    settings = {
+        "gamma": 0.9,
+        "learning_rate": 3e-3,
+        "temperature_learning_rate": 1e-2,
+        "updates": 4,
+        "batch_size": 128,
+        "learning_starts": 128,
+        "replay_size": 4000,
+        "tau": 0.05,
+        "schedule": "linear",
+    }
+    algorithm = off_policy(
+        "sac", env, **settings, actor_network={"hidden": [16]}, critic_network={"hidden": [16]}
+    )
+    assert isinstance(algorithm, DiscreteSAC)
+    play(algorithm, env, 500)
+    with torch.no_grad():
+        prob = algorithm.actor.forward(torch.ones(1, 1))[0].softmax(-1)
+        temperature = float(algorithm.temperature.value())
+    assert float(prob[0, 1]) == pytest.approx(0.8107, abs=0.01)
+    assert temperature == pytest.approx(2.543, rel=0.05)
+
+
 class Regulator(TorchEnv):
     """x' = 0.9 x + 0.5 u, cost x^2 + 0.1 u^2: at gamma 0.95 the best control is u = -1.344266 x and
     costs 1.241968 x^2 (Riccati).

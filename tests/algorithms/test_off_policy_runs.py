@@ -306,6 +306,12 @@ def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.Monke
             r"DiscreteSAC needs a Discrete action space.*sac take a Box",
         ),
         (
+            "discrete_sac",
+            "cart_pole",
+            {"target_entropy": 1.0},
+            "target_entropy 1.0 is more than 0.693, the entropy of 2 equally likely actions",
+        ),
+        (
             "vdn",
             "cart_pole",
             {},
@@ -455,10 +461,12 @@ def test_nested_settings_lie_over_what_the_algorithm_starts_with() -> None:
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        ("mountain_car_continuous", (64, 1_000_000)),
+        ("catch", (64, 1_000_000)),
+        ("mountain_car_continuous", (32, 50_000)),
         ("pendulum", (64, 40_000)),
         ("gymnasium_cpu:Pendulum-v1", (8, 40_000)),
-        ("gymnasium_cpu:LunarLanderContinuous-v3", (8, 200_000)),
+        ("gymnasium_cpu:LunarLanderContinuous-v3", (8, 500_000)),
+        ("gymnasium_cpu:CarRacing-v3", (8, 200_000)),
     ],
 )
 def test_what_is_known_of_an_environment_lies_over_what_holds_for_all(

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpurl.api import train
 from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.vec_env import Timestep
-from tests.small_runs import SMALL
+from tests.small_runs import SMALL, small_settings
 
 
 class NeverMoves(Pendulum):
@@ -41,3 +41,16 @@ def test_a_run_without_transitions_says_so_once(
     assert shown.count("marked each of them as no transition") == (fraction == 0)
     lines = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert {json.loads(line)["rollout/valid_fraction"] for line in lines} == {fraction}
+
+
+@pytest.mark.parametrize(("settings", "times"), [({}, 1), ({"temperature": 6.5e7}, 0)], ids=str)
+def test_a_temperature_at_its_limit_is_told_once(
+    settings: dict[str, float], times: int, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    values: dict[str, Any] = small_settings("sac") | {"device": "cpu", "log_every": 0.0}
+    values |= {"num_envs": 16, "eval_episodes": 0, "total_steps": 6400}
+    values |= {"target_entropy": 9.0, "initial_temperature": 6.5e7} | settings
+    train("sac", "pendulum", run_dir=tmp_path / "run", **values)
+    shown = " ".join(capsys.readouterr().out.split())
+    told = "the temperature has reached its limit 6.6e+07, and the entropy of the policy is still"
+    assert shown.count(told) == times
