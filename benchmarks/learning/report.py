@@ -72,7 +72,7 @@ to 0 and targets hold three steps. With a constant rate and single steps the las
 161 and 142 (DQN), 116 and 76 (double), 258 and -11 (dueling) with seeds 0 and 1 (commits 998dac49
 and 57d9541), -162 (C51) and 185 (QR) with seed 0 (998dac49). It was chosen by trainings with other
 seeds, 10 to 12. Rainbow keeps the constant rate. The preset for Acrobot is a small one, 32
-environments and half an update of 64×64 networks a step, for 10 s in place of minutes; it was
+environments and half an update of 64×64 networks a step, which DQN learns by in seconds; it was
 chosen by trainings with seeds 10 to 13. rl-zoo3's sizes for LunarLander get a little more there,
 -77 and -70 (DQN), -76 (dueling), -77 (QR), -66 (C51) and -65 (Rainbow), but double DQN with seed 0
 fell from -71 at 95 k steps to -317 (commits 0027a47 and 91e6477). On CartPole they have rl-zoo3's
