@@ -16,7 +16,7 @@ from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
 from benchmarks.training import common_settings, engine_columns, ready_trainer, warm_up
 from gpurl.errors import UsageError
-from gpurl.run.presets import preset
+from gpurl.run.presets.find import preset
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import choose_device
 from gpurl.run.trainer import Trainer

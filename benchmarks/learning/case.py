@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpurl.run.presets import preset
+from gpurl.run.presets.find import preset
 from gpurl.run.settings import merge
 
 Settings = dict[str, Any]

@@ -3,7 +3,7 @@ environments.
 """
 
 from benchmarks.learning.case import Case
-from gpurl.run.presets import preset
+from gpurl.run.presets.find import preset
 
 PRESET_ALGORITHMS = ("sac", "td3", "fast_sac", "fast_td3", "flash_sac")
 PRESET_SIZES = (64, 1024, 4096)  # environments

@@ -23,7 +23,7 @@ from gpurl.run.logger import ALIASES
 from gpurl.run.members import member_configs, member_values
 from gpurl.run.other_names import other_name_hint
 from gpurl.run.pbt import explored_ranges, explored_spans, interval
-from gpurl.run.presets import PRESET_NAMES, name_for_presets, preset
+from gpurl.run.presets.find import PRESET_NAMES, name_for_presets, preset
 from gpurl.run.trackers.tracker import check_trackers
 
 if TYPE_CHECKING:

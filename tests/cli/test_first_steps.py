@@ -10,7 +10,7 @@ from gpurl.api import resume, train
 from gpurl.cli.main import main
 from gpurl.errors import UsageError
 from gpurl.run.display import Display
-from gpurl.run.presets import preset
+from gpurl.run.presets.find import preset
 from gpurl.run.reporter import FEW_UPDATES
 from gpurl.run.settings import make_settings
 from tests.small_runs import OFF_POLICY, small_settings

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpurl.algorithms.on_policy import OnPolicy
 from gpurl.engine.persistent import PersistentRollout
-from gpurl.run.presets import preset
+from gpurl.run.presets.find import preset
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import choose_device, make_trainer
 from gpurl.run.trainer import Trainer

@@ -25,6 +25,7 @@ FOLDERS = (
             "checkpoints",
             "run",
             "video",
+            "run/presets",
             "run/trackers",
             "tuning",
             "cluster",
