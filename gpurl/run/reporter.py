@@ -7,7 +7,7 @@ import time
 from torch import Tensor
 
 from gpurl.algorithms.base import Metrics
-from gpurl.algorithms.off_policy import OffPolicyConfig
+from gpurl.algorithms.off_policy import CriticConfig, OffPolicyConfig
 from gpurl.algorithms.sac import SAC
 from gpurl.engine.eager import Eager
 from gpurl.engine.statistics import to_host
@@ -44,6 +44,7 @@ class Reporter:
         self._space = SpaceGuard(engine.guards.env_name, engine.env)
         self._warned_of_no_transitions = False
         self._warned_of_temperature = False
+        self._warned_of_atoms = False
 
     def begin(self, total_steps: int, remaining_steps: int) -> None:
         """Say how many updates will follow. Warn if they are few, if one iteration is longer than
@@ -145,6 +146,7 @@ class Reporter:
                 f"if every step were a reset"
             )
         self._warn_of_temperature(values)
+        self._warn_of_atoms(values)
         phases = {"collect": 0.0, "update": 0.0} | engine.stopwatch.read()
         phases.pop("other", None)
         values |= {f"time/{phase}_seconds": spent for phase, spent in phases.items()}
@@ -174,6 +176,31 @@ class Reporter:
                 f"the temperature has reached its limit {highest:.2g}, and the entropy of the "
                 f"policy is still below target_entropy {algorithm.target_entropy:.3g}: give a "
                 f"lower one, or a fixed temperature"
+            )
+
+    def _warn_of_atoms(self, values: dict[str, float]) -> None:
+        """Warn once if the episodes so far have returns that no distribution of the critics holds:
+        by the mean reward of a step over as many steps as an episode has.
+        """
+        config = self.engine.algorithm.config
+        if self._warned_of_atoms or not isinstance(config, CriticConfig) or not config.atoms:
+            return
+        if getattr(config, "normalize_rewards", False):
+            return  # which keeps returns within them
+        episode_return = values.get("rollout/ep_rew_mean", math.nan)
+        length = values.get("rollout/ep_len_mean", math.nan)
+        if not (math.isfinite(episode_return) and length >= 1):
+            return
+        steps = length if config.gamma == 1 else (1 - config.gamma**length) / (1 - config.gamma)
+        value = episode_return / length * steps * config.reward_scale
+        margin = 0.1 * (config.v_max - config.v_min)
+        if not config.v_min - margin <= value <= config.v_max + margin:
+            self._warned_of_atoms = True
+            self.display.warn(
+                f"episodes have a mean return of {episode_return:.4g}, discounted and scaled about "
+                f"{value:.4g}, but critics give values from v_min {config.v_min:g} to v_max "
+                f"{config.v_max:g} only: set --v-min and --v-max so that all returns are within, "
+                f"or a smaller --reward-scale"
             )
 
     def _of_all_ranks(

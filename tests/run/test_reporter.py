@@ -43,6 +43,35 @@ def test_a_run_without_transitions_says_so_once(
     assert {json.loads(line)["rollout/valid_fraction"] for line in lines} == {fraction}
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "times"),
+    [
+        # rewards of 1, whose sum with the default discount of 0.99 is 1 - 0.99^20 = 18 of 20 steps
+        ("dqn", {"atoms": 11}, 1),
+        ("dqn", {"atoms": 11, "v_max": 100.0}, 0),
+        ("dqn", {"atoms": 11, "reward_scale": 0.1}, 0),
+        ("dqn", {"atoms": 0}, 0),
+        ("rainbow", {"v_max": 5.0}, 1),
+        ("fast_sac", {"v_min": 0.0}, 1),
+        ("flash_sac", {"v_min": 0.0}, 0),
+    ],
+    ids=str,
+)
+def test_returns_beyond_the_atoms_are_told_once(
+    algorithm: str,
+    settings: dict[str, float],
+    times: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    values: dict[str, Any] = small_settings(algorithm) | {"device": "cpu", "log_every": 0.0}
+    values |= {"num_envs": 16, "eval_episodes": 0, "total_steps": 6400, "preset": "none"}
+    env = "pendulum" if "sac" in algorithm else "cart_pole"
+    train(algorithm, env, run_dir=tmp_path / "run", **(values | settings))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("set --v-min and --v-max so that all returns are within") == times
+
+
 @pytest.mark.parametrize(("settings", "times"), [({}, 1), ({"temperature": 6.5e7}, 0)], ids=str)
 def test_a_temperature_at_its_limit_is_told_once(
     settings: dict[str, float], times: int, tmp_path: Path, capsys: pytest.CaptureFixture
