@@ -157,10 +157,17 @@ def load_checkpoint(
             logging.getLogger("gpurl").warning("loaded %s instead: %s", candidate, text)
         return loaded
     kind = CheckpointError if problems or not path.is_dir() else _NoCheckpointError
-    raise kind(
-        f"no checkpoint to load in {path}: "
-        f"{'; '.join(problems) or 'no folder step_* there or in its checkpoints/'}"
-    )
+    reason = "; ".join(problems) or "no folder step_* there or in its checkpoints/"
+    raise kind(f"no checkpoint to load in {path}: {reason}{_newest_run_hint(path)}")
+
+
+def _newest_run_hint(folder: Path) -> str:
+    """For a folder of runs: which of them saved last; "" if there is none."""
+    saved = [path for path in folder.glob("*/checkpoints") if any(path.glob("step_*"))]
+    if not saved:
+        return ""
+    newest = max(saved, key=lambda path: path.stat().st_mtime).parent
+    return f"; it holds runs, of which {newest} saved last"
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -132,6 +132,19 @@ def test_a_damaged_best_falls_back_to_latest_with_a_warning(
     )
 
 
+def test_a_folder_of_runs_names_the_one_that_saved_last(tmp_path: Path) -> None:
+    """`gpurl eval runs` in place of `gpurl eval runs/NAME`."""
+    with pytest.raises(CheckpointError, match=r"or in its checkpoints/$"):
+        load_checkpoint(tmp_path)
+    for name, saved_at in (("a", 30), ("b", 50), ("c", 40)):
+        folder = tmp_path / name / "checkpoints"
+        save_checkpoint(folder, 1, small_parts(1))
+        os.utime(folder, (saved_at, saved_at))
+    (tmp_path / "d" / "checkpoints").mkdir(parents=True)  # begun, nothing saved
+    with pytest.raises(CheckpointError, match=f"holds runs, of which {tmp_path / 'b'} saved last"):
+        load_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize(
     "garbage",
     [None, b"", b"\xff\0", b"step_000000000099\n", b"../step_000000000001\n", b"x" * 100_000],
