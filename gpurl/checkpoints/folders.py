@@ -162,12 +162,13 @@ def load_checkpoint(
 
 
 def _newest_run_hint(folder: Path) -> str:
-    """For a folder of runs: which of them saved last; "" if there is none."""
-    saved = [path for path in folder.glob("*/checkpoints") if any(path.glob("step_*"))]
-    if not saved:
+    """For a folder of runs: which of them saved last; "" if there is none or it cannot be read."""
+    try:
+        saved = [path for path in folder.glob("*/checkpoints") if any(path.glob("step_*"))]
+        newest = max(saved, key=lambda path: path.stat().st_mtime, default=None)
+    except OSError:  # it may be removed meanwhile
         return ""
-    newest = max(saved, key=lambda path: path.stat().st_mtime).parent
-    return f"; it holds runs, of which {newest} saved last"
+    return "" if newest is None else f"; it holds runs, of which {newest.parent} saved last"
 
 
 def is_checkpoint(path: Path) -> bool:

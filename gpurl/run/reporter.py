@@ -179,7 +179,7 @@ class Reporter:
             )
 
     def _warn_of_atoms(self, values: dict[str, float]) -> None:
-        """Warn once if the episodes so far have returns that no distribution of the critics holds:
+        """Warn once if the newest episodes have returns that no distribution of the critics holds:
         by the mean reward of a step over as many steps as an episode has.
         """
         config = self.engine.algorithm.config
@@ -187,6 +187,8 @@ class Reporter:
             return
         if getattr(config, "normalize_rewards", False):
             return  # which keeps returns within them
+        if len(self.engine.members) > 1:
+            return  # each may have its own discount and scale, the returns are of all
         episode_return = values.get("rollout/ep_rew_mean", math.nan)
         length = values.get("rollout/ep_len_mean", math.nan)
         if not (math.isfinite(episode_return) and length >= 1):
@@ -199,8 +201,7 @@ class Reporter:
             self.display.warn(
                 f"episodes have a mean return of {episode_return:.4g}, discounted and scaled about "
                 f"{value:.4g}, but critics give values from v_min {config.v_min:g} to v_max "
-                f"{config.v_max:g} only: set --v-min and --v-max so that all returns are within, "
-                f"or a smaller --reward-scale"
+                f"{config.v_max:g} only: set --v-min and --v-max so that all returns are within"
             )
 
     def _of_all_ranks(

@@ -1,5 +1,7 @@
 """Presets: of the adapter and of one task of it, and that what they say can be trained with."""
 
+import importlib
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,17 @@ from gpurl.discovery import algorithm_names
 from gpurl.envs.mujoco.ant import Ant
 from gpurl.envs.mujoco.base import MujocoEnv
 from gpurl.errors import UsageError
-from gpurl.run.presets import any_env, box2d, chasing, classic, mujoco, simulators
+from gpurl.run import presets
 from gpurl.run.presets.find import FEW_PRESETS, PRESETS, TWINS, name_for_presets, preset
+from gpurl.run.presets.fit import MAX_FEW
 from gpurl.run.presets.mujoco import MUJOCO_TASKS
-from gpurl.run.presets.table import MAX_FEW
 from gpurl.run.settings import make_settings
 
 
 def test_each_preset_stands_in_one_file() -> None:
-    files = (any_env, classic, chasing, box2d, mujoco, simulators)
-    assert len(PRESETS) == sum(len(file.PRESETS) for file in files)
+    names = {file.name for file in pkgutil.iter_modules(presets.__path__)} - {"find"}
+    files = [importlib.import_module(f"gpurl.run.presets.{name}") for name in names]
+    assert len(PRESETS) == sum(len(getattr(file, "PRESETS", {})) for file in files)
 
 
 def test_a_task_of_an_adapter_adds_to_what_all_of_them_share() -> None:

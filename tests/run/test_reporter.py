@@ -46,7 +46,7 @@ def test_a_run_without_transitions_says_so_once(
 @pytest.mark.parametrize(
     ("algorithm", "settings", "times"),
     [
-        # rewards of 1, whose sum with the default discount of 0.99 is 1 - 0.99^20 = 18 of 20 steps
+        # rewards of 1, whose sum over 20 steps, discounted by 0.99, is (1 - 0.99^20) / 0.01 = 18
         ("dqn", {"atoms": 11}, 1),
         ("dqn", {"atoms": 11, "v_max": 100.0}, 0),
         ("dqn", {"atoms": 11, "reward_scale": 0.1}, 0),

@@ -1,29 +1,11 @@
-"""Presets of every environment, of an algorithm with replay buffer, and of those of Gymnasium."""
+"""Presets of environments that have none of their own: of any, and of any of Gymnasium's."""
 
+from gpurl.run.presets.bases import FEW_FLASH
 from gpurl.run.presets.table import Preset, Table
 
 REPLAYING = ("ddpg", "td3", "sac", "discrete_sac", "redq", "mod_sac", "dqn", "rainbow", "vdn")
 # a replay buffer of single steps learns best from few environments, with 8 updates of 256 a step
 FEW_ENVS: Preset = {"num_envs": 64, "updates": 8, "total_steps": 1_000_000}
-# the sizes of FlashSAC's authors for robots on a GPU (scripts/run_isaaclab.sh there)
-MANY_FLASH: Preset = {
-    "num_envs": 1024,
-    "horizon": 1,
-    "updates": 2,
-    "batch_size": 2048,
-    "learning_starts": 100_000,
-    "replay_size": 10_000_000,
-    "total_steps": 50_000_000,
-}
-# and for Gymnasium's MuJoCo tasks (scripts/run_mujoco.sh there)
-FEW_FLASH: Preset = {
-    "num_envs": 1,
-    "horizon": 2,
-    "updates": 2,
-    "batch_size": 512,
-    "learning_starts": 10_000,
-    "total_steps": 1_000_000,
-}
 
 PRESETS: Table = {
     **{(name, "*"): FEW_ENVS for name in REPLAYING},

@@ -1,6 +1,6 @@
 """Presets of Chasing."""
 
-from gpurl.run.presets.classic import FLASH_PENDULUM, SMALL_NETWORK
+from gpurl.run.presets.bases import SMALL_FLASH, SMALL_NETWORK
 from gpurl.run.presets.table import Preset, Table
 
 LEARN_CHASING: Preset = {
@@ -43,7 +43,7 @@ FAST_CHASING: Preset = (
         "v_max": 12.0,
     }
 )
-FLASH_CHASING: Preset = FLASH_PENDULUM | {
+FLASH_CHASING: Preset = SMALL_FLASH | {
     "num_envs": 1024,
     "total_steps": 2_000_000,
     "n_step": 3,

@@ -8,8 +8,8 @@ from gpurl.algorithms import config_class, resolve_algorithm
 from gpurl.algorithms.off_policy import OffPolicyConfig
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.presets import any_env, box2d, chasing, classic, mujoco, simulators
-from gpurl.run.presets.fit import fit_updates, fitted_horizon, with_whole_rollouts
-from gpurl.run.presets.table import MAX_FEW, Preset, Table
+from gpurl.run.presets.fit import MAX_FEW, fit_updates, fitted_horizon, with_whole_rollouts
+from gpurl.run.presets.table import Preset, Table
 
 PRESETS: Table = {
     **any_env.PRESETS,

@@ -3,7 +3,9 @@
 import math
 
 from gpurl.algorithms import config_class, resolve_algorithm
-from gpurl.run.presets.table import MAX_FEW, Preset
+from gpurl.run.presets.table import Preset
+
+MAX_FEW = 512  # environments: with more, presets that were made for few do not fit
 
 
 def with_whole_rollouts(algorithm: str, values: Preset, num_envs: int) -> Preset:

@@ -1,6 +1,6 @@
-"""Presets of the MuJoCo tasks: for thousands of environments, and for few on a CPU."""
+"""Presets of the MuJoCo tasks: for many environments, and for few (a CPU, or up to MAX_FEW)."""
 
-from gpurl.run.presets.any_env import FEW_FLASH, MANY_FLASH
+from gpurl.run.presets.bases import FEW_FLASH, MANY_FLASH
 from gpurl.run.presets.table import Preset, Table
 
 MUJOCO_TASKS = (
@@ -9,7 +9,7 @@ MUJOCO_TASKS = (
 )
 ANY_MUJOCO = (*MUJOCO_TASKS, "mujoco")  # the last one: a task of one's own
 
-# ---- thousands of environments ----
+# ---- many environments ----
 
 # as in rsl_rl and mjlab: many environments, short rollouts, a learning rate that follows the KL
 # divergence
@@ -38,9 +38,9 @@ PRESETS: Table = {
     **{("ppo", name): ARM for name in ("reacher", "pusher")},
 }
 
-# ---- few environments, found by runs of a million steps (docs/results.md) ----
+# ---- few environments ----
 
-# one preset of PPO for all of these tasks
+# one preset of PPO for all of these tasks, found by runs of a million steps (docs/results.md)
 FEW_CONTINUOUS: Preset = {
     "num_envs": 64,
     "horizon": 32,
@@ -105,7 +105,8 @@ FEW_REDQ: Preset = {
     "total_steps": 100_000,
 }
 # the publication has 128 environments and batches of 8192 and 32,768; a value is at most
-# 1 / (1 - gamma) = 100 times the reward of a step, which is about 10, scaled by 0.1
+# 1 / (1 - gamma) = 100 times the reward of a step, which is about 10 here, scaled by 0.1
+# (humanoid_standup has 30 and more: a warning then asks for another v_max)
 FEW_FAST: Preset = {
     "num_envs": 16,
     "updates": 16,

@@ -1,7 +1,7 @@
-"""Presets of Isaac Gym, Isaac Lab and mjlab: the settings that their authors publish."""
+"""Presets of Isaac Gym, Isaac Lab and mjlab: PPO's as their authors publish them."""
 
 from gpurl.checkpoints.plain_files import Json
-from gpurl.run.presets.any_env import MANY_FLASH
+from gpurl.run.presets.bases import MANY_FLASH
 from gpurl.run.presets.table import Preset, Table
 
 # ---- Isaac Gym ----

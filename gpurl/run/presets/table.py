@@ -5,5 +5,3 @@ from gpurl.checkpoints.plain_files import Json
 Preset = dict[str, Json]
 # by algorithm and environment; "*": every environment, overridden by its own preset
 Table = dict[tuple[str, str], Preset]
-
-MAX_FEW = 512  # environments: up to here a table of few may have another preset
