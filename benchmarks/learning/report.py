@@ -56,7 +56,7 @@ line is a published mean.
 """
 GYMNASIUM = """\
 The same preset where `gpurl train ppo HalfCheetah-v5` steps Gymnasium's own environments: eight of
-them, with longer rollouts.
+them, with longer rollouts. All but HalfCheetah's seed 0 shared their core with other work.
 """
 OFF_POLICY = """\
 Mostly one update of 256 transitions for each environment step, as in the publications; of the
@@ -93,8 +93,8 @@ The same task, steps, hyper-parameters and seeds, in brackets their number
 ([peer_cases.py](../benchmarks/learning/peer_cases.py)) for gpurl and stable-baselines3 2.9.2, each
 on one core; Gymnasium's environments in both. Initial weights and random numbers are each
 library's own. PPO on LunarLander ends lower here with seven of eight seeds, by 9 in the mean; the
-intervals overlap, and no cause was found.
-Ratio: how many times as long stable-baselines3 takes.
+intervals overlap, and no cause was found. Its seeds 3 to 7 shared their core with other work, in
+both. Ratio: how many times as long stable-baselines3 takes.
 """
 RSL_RL = """\
 The same task, steps, hyper-parameters and seeds, in brackets their number

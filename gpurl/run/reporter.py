@@ -42,9 +42,7 @@ class Reporter:
         self.logged_steps = engine.steps
         self._gpu_figures = GpuFigures(engine.env.device)
         self._space = SpaceGuard(engine.guards.env_name, engine.env)
-        self._warned_of_no_transitions = False
-        self._warned_of_temperature = False
-        self._warned_of_atoms = False
+        self._warned_of: set[str] = set()
 
     def begin(self, total_steps: int, remaining_steps: int) -> None:
         """Say how many updates will follow. Warn if they are few, if one iteration is longer than
@@ -138,12 +136,12 @@ class Reporter:
         episode_values |= engine.statistics.host_metrics()
         values, episode_values = self._of_all_ranks(values, episode_values)
         values |= engine.statistics.read(episode_values, engine.steps)
-        if values.get("rollout/valid_fraction") == 0 and not self._warned_of_no_transitions:
-            self._warned_of_no_transitions = True
-            self.display.warn(
+        if values.get("rollout/valid_fraction") == 0:
+            self._warn_once(
+                "transitions",
                 f"nothing was learned in the last {engine.steps - self.logged_steps:,} steps: the "
                 f"environments marked each of them as no transition (info['valid'] is False), as "
-                f"if every step were a reset"
+                f"if every step were a reset",
             )
         self._warn_of_temperature(values)
         self._warn_of_atoms(values)
@@ -163,27 +161,33 @@ class Reporter:
         values |= self._gpu_figures.read()
         self.write(values | {name: float(x) for name, x in own_values.items()})
 
+    def _warn_once(self, subject: str, text: str) -> None:
+        """Warn unless there was a warning of `subject`; the numbers in its text may be others."""
+        if subject not in self._warned_of:
+            self._warned_of.add(subject)
+            self.display.warn(text)
+
     def _warn_of_temperature(self, values: dict[str, float]) -> None:
-        """Warn once if a learned temperature is as high as it may be."""
+        """Warn if a learned temperature is as high as it may be."""
         algorithm = self.engine.algorithm
-        if self._warned_of_temperature or not isinstance(algorithm, SAC):
+        if not isinstance(algorithm, SAC):
             return
         highest = math.exp(algorithm.log_temperature_limits[1])
         is_learned = algorithm.config.temperature is None
         if is_learned and values.get("train/ent_coef", 0.0) > 0.99 * highest:
-            self._warned_of_temperature = True
-            self.display.warn(
+            self._warn_once(
+                "temperature",
                 f"the temperature has reached its limit {highest:.2g}, and the entropy of the "
                 f"policy is still below target_entropy {algorithm.target_entropy:.3g}: give a "
-                f"lower one, or a fixed temperature"
+                f"lower one, or a fixed temperature",
             )
 
     def _warn_of_atoms(self, values: dict[str, float]) -> None:
-        """Warn once if the newest episodes have returns that no distribution of the critics holds:
+        """Warn if the newest episodes have returns that no distribution of the critics holds:
         by the mean reward of a step over as many steps as an episode has.
         """
         config = self.engine.algorithm.config
-        if self._warned_of_atoms or not isinstance(config, CriticConfig) or not config.atoms:
+        if not isinstance(config, CriticConfig) or not config.atoms:
             return
         if getattr(config, "normalize_rewards", False):
             return  # which keeps returns within them
@@ -197,11 +201,11 @@ class Reporter:
         value = episode_return / length * steps * config.reward_scale
         margin = 0.1 * (config.v_max - config.v_min)
         if not config.v_min - margin <= value <= config.v_max + margin:
-            self._warned_of_atoms = True
-            self.display.warn(
+            self._warn_once(
+                "atoms",
                 f"episodes have a mean return of {episode_return:.4g}, discounted and scaled about "
                 f"{value:.4g}, but critics give values from v_min {config.v_min:g} to v_max "
-                f"{config.v_max:g} only: set --v-min and --v-max so that all returns are within"
+                f"{config.v_max:g} only: set --v-min and --v-max so that all returns are within",
             )
 
     def _of_all_ranks(

@@ -143,6 +143,12 @@ def test_a_folder_of_runs_names_the_one_that_saved_last(tmp_path: Path) -> None:
     (tmp_path / "d" / "checkpoints").mkdir(parents=True)  # begun, nothing saved
     with pytest.raises(CheckpointError, match=f"holds runs, of which {tmp_path / 'b'} saved last"):
         load_checkpoint(tmp_path)
+    # a run that is removed meanwhile costs the hint only
+    with (
+        patch.object(Path, "glob", side_effect=FileNotFoundError),
+        pytest.raises(CheckpointError, match=r"or in its checkpoints/$"),
+    ):
+        load_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,10 @@ def test_a_run_without_transitions_says_so_once(
         ("dqn", {"atoms": 11, "v_max": 100.0}, 0),
         ("dqn", {"atoms": 11, "reward_scale": 0.1}, 0),
         ("dqn", {"atoms": 0}, 0),
+        # not discounted 20 or so, at 0.9 less than 10
+        ("dqn", {"atoms": 11, "gamma": 1.0}, 1),
+        ("dqn", {"atoms": 11, "gamma": 0.9}, 0),
+        ("dqn", {"atoms": 11, "population": 2}, 0),
         ("rainbow", {"v_max": 5.0}, 1),
         ("fast_sac", {"v_min": 0.0}, 1),
         ("flash_sac", {"v_min": 0.0}, 0),
